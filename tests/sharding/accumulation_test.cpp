@@ -5,7 +5,7 @@
 
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/training.h"
 #include "tests/support/toy_model.h"
 
 namespace rz {
@@ -52,10 +52,7 @@ Trained train(StrategyKind kind, const std::vector<Passes>& updates, const Strat
     out.norms.push_back(strategy->gradient_norm());
     strategy->step(*adamw);
   }
-  for (const Parameter* p : model.parameters()) {
-    const Tensor value = strategy->values().whole(*p);
-    out.values.insert(out.values.end(), value.data<float>(), value.data<float>() + value.count());
-  }
+  out.values = lab::values_of(*strategy, model);
   return out;
 }
 
@@ -66,8 +63,7 @@ TEST_P(Accumulation, HasTheSameBitsWhereverPassesSynchronise) {
   const std::vector<std::vector<Passes>> patterns{{{true}, {true, true}, {true, true, true}},
                                                   {{false, true, true}, {true, false, true}},
                                                   {{true, true}, {true}, {false, true}}};
-  test::run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     for (const auto& updates : patterns) {
       const Trained expected = train(StrategyKind::ddp, updates, {}, comm);
       for (const StrategyKind kind :
@@ -76,7 +72,7 @@ TEST_P(Accumulation, HasTheSameBitsWhereverPassesSynchronise) {
           EXPECT_TRUE(train(kind, updates,
                             {.reduce_bucket_size = 225, .first_bucket_size = 75, .overlap_comm = overlap},
                             comm) == expected)
-              << name(kind) << " on rank " << rank;
+              << name(kind) << " on rank " << comm.rank();
     }
   });
 }

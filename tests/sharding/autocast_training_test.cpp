@@ -5,63 +5,69 @@
 #include "autograd_lite/nn/layers.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/training.h"
 #include "tests/support/reference.h"
-#include "tests/support/train_tiny.h"
 
 namespace rz::test {
 namespace {
 
-Reports train_with(std::optional<DType> autocast, StrategyKind kind, int ranks, std::int64_t updates,
-                   bool recompute = false) {
-  const Folder folder;
-  TinyRun run = smallest_run(kind, ranks, folder);
-  run.options.ds.precision.autocast = autocast;
-  run.options.ds.precision.skip_overflow = autocast == DType::f16;
-  run.options.ds.precision.loss_scale.fixed = 1024;
-  run.recompute = recompute;
-  return train(run, updates);
+lab::Run run_in(std::optional<DType> autocast, StrategyKind kind, int ranks, std::int64_t updates) {
+  return {.model = lab::gpt(),
+          .strategy = kind,
+          .ranks = ranks,
+          .updates = updates,
+          .options = [=](EngineOptions& o) {
+            PrecisionConfig& precision = o.ds_config->precision;
+            precision.autocast = autocast;
+            precision.skip_overflow = autocast == DType::f16;
+            precision.loss_scale.fixed = 1024;
+          }};
+}
+lab::Trace train_in(std::optional<DType> autocast, StrategyKind kind, int ranks, std::int64_t updates) {
+  return lab::train(run_in(autocast, kind, ranks, updates));
 }
 
 TEST(AutocastTraining, EveryStrategyHasTheSameBits) {
   for (const DType low : {DType::bf16, DType::f16})
     for (const int ranks : {1, 2, 4}) {
       SCOPED_TRACE(concat(name(low), ", ", ranks, " ranks"));
-      const Reports first = train_with(low, StrategyKind::ddp, ranks, 4);
-      for (const auto& report : first) EXPECT_FALSE(report.skipped);
+      const lab::Trace first = train_in(low, StrategyKind::ddp, ranks, 4);
+      for (const auto& update : first.updates) EXPECT_FALSE(update.skipped);
       for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
-        expect_same_bits(first, train_with(low, kind, ranks, 4), name(kind));
+        EXPECT_EQ(train_in(low, kind, ranks, 4), first) << name(kind);
     }
 }
 
 TEST(AutocastTraining, RecomputedBlocksHaveTheSameBits) {
-  for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero3})
-    expect_same_bits(train_with(DType::bf16, kind, 2, 4), train_with(DType::bf16, kind, 2, 4, true),
-                     name(kind));
+  for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero3}) {
+    lab::Run run = run_in(DType::bf16, kind, 2, 4);
+    const lab::Trace kept = lab::train(run);
+    run.keys = R"("activation_checkpointing": {"partition_activations": true})";
+    EXPECT_EQ(lab::train(run), kept) << name(kind);
+  }
 }
 
 /// Only the products round: the first loss is nearer to that of f32 than the bound that host_precision_test
 /// derives for a model whose values are all rounded, 2 (16 n_layer + 6) u n_embd max|w|.
 TEST(AutocastTraining, TheFirstLossIsThatOfF32WithinRounding) {
   constexpr double layers = 4, channels = 16, largest_weight = 0.035;
-  const double full = train_with(std::nullopt, StrategyKind::ddp, 1, 1)[0].loss;
+  const double full = train_in(std::nullopt, StrategyKind::ddp, 1, 1).updates[0].loss;
   for (const DType low : {DType::bf16, DType::f16}) {
     const double u = low == DType::bf16 ? 0x1p-8 : 0x1p-11;
-    const double loss = train_with(low, StrategyKind::zero2, 2, 1)[0].loss;
+    const double loss = train_in(low, StrategyKind::zero2, 2, 1).updates[0].loss;
     EXPECT_NEAR(loss, full, 2 * (16 * layers + 6) * u * channels * largest_weight) << name(low);
     EXPECT_NE(loss, full) << name(low);
   }
 }
 
 TEST(AutocastTraining, FollowsF32) {
-  constexpr int updates = 30;
-  const Reports full = train_with(std::nullopt, StrategyKind::zero1, 2, updates);
-  const double learned = full.front().loss - full.back().loss;
-  EXPECT_GT(learned, 0.2);
-  for (const DType low : {DType::bf16, DType::f16}) {
-    const Reports reports = train_with(low, StrategyKind::zero1, 2, updates);
-    EXPECT_NEAR(reports.front().loss - reports.back().loss, learned, 0.1 * learned) << name(low);
-  }
+  const auto learned = [](std::optional<DType> autocast) {
+    const auto updates = train_in(autocast, StrategyKind::zero1, 2, 30).updates;
+    return updates.front().loss - updates.back().loss;
+  };
+  const double full = learned(std::nullopt);
+  EXPECT_GT(full, 0.2);
+  for (const DType low : {DType::bf16, DType::f16}) EXPECT_NEAR(learned(low), full, 0.1 * full) << name(low);
 }
 
 /// A layer that is used twice, in two entries of its scope, and a table that is read in f32 and multiplied in
@@ -99,17 +105,11 @@ std::vector<float> values_after(StrategyKind kind, Communicator& comm) {
     strategy->finish_gradients();
     strategy->step(*sgd);
   }
-  std::vector<float> values;
-  for (const Parameter* p : net.parameters()) {
-    const Tensor whole = strategy->values().whole(*p);
-    values.insert(values.end(), whole.data<float>(), whole.data<float>() + whole.count());
-  }
-  return values;
+  return lab::values_of(*strategy, net);
 }
 
 TEST(AutocastTraining, AParameterOfSeveralUsesHasTheSameBits) {
-  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& comm) {
     const std::vector<float> first = values_after(StrategyKind::ddp, comm);
     for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
       EXPECT_EQ(values_after(kind, comm), first) << name(kind);

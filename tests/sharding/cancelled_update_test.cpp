@@ -13,14 +13,12 @@
 #include "autograd_lite/models/gpt2.h"
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/engine.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
 
-constexpr std::size_t in = 5, classes = 3;
 constexpr int accumulation = 3;
 
 /// Where a rank fails in a micro-batch.
@@ -30,33 +28,30 @@ struct Injected : std::runtime_error {
   Injected() : std::runtime_error("injected") {}
 };
 
-struct Net : Module {
-  nn::Linear fc1{*this, "fc1", in, 7}, fc2{*this, "fc2", 7, classes};
-  nn::Dropout drop{*this, "drop", 0.3};
-  ModuleBuffer mean;
+const lab::MlpSizes sizes{.in = 5, .hidden = 7, .classes = 3, .dropout = 0.3, .samples = 70, .ignored = 4};
+
+struct Net : lab::Mlp {
   Moment fails = Moment::nowhere;
-  explicit Net(bool with_buffer) {
+  explicit Net(bool with_buffer = false) : Mlp(sizes) {
     if (with_buffer) register_buffer(mean, "mean", {2});
   }
-  Var operator()(Tape& t, const Tensor& x) {
-    Var hidden = drop(t, nn::gelu(t, fc1(t, x)));
+  nn::Loss operator()(Tape& t, const Batch& b) {
+    Var hidden = drop(t, nn::gelu(t, fc1(t, b["x"])));
     if (fails == Moment::forward) throw Injected();
     if (fails == Moment::backward)
       hidden = t.record(t.value(hidden), {hidden}, [](Tape&, const Tensor&) { throw Injected(); });
-    return fc2(t, hidden);
+    return nn::cross_entropy(t, fc2(t, hidden), b["y"]);
   }
 };
 
-/// Every fourth target is ignored.
 struct Samples : Dataset {
-  std::uint64_t size() const override { return 70; }
-  std::vector<Field> fields() const override { return {{"x", DType::f32, {in}}, {"y", DType::i32, {}}}; }
+  std::uint64_t size() const override { return all->size(); }
+  std::vector<Field> fields() const override { return all->fields(); }
   void read(std::uint64_t i, BatchRows& to, std::size_t row) const override {
     if (*fails) throw Injected();
-    for (std::size_t c = 0; c < in; ++c)
-      to.row<float>("x", row)[c] = static_cast<float>(random_uniform(1, "x", i * in + c)) - 0.5f;
-    to.row<std::int32_t>("y", row)[0] = i % 4 == 3 ? -100 : static_cast<std::int32_t>(i % classes);
+    all->read(i, to, row);
   }
+  std::shared_ptr<const Dataset> all = lab::samples(sizes);
   std::shared_ptr<bool> fails = std::make_shared<bool>(false);
 };
 
@@ -89,12 +84,6 @@ struct Plan {
   int culprit = -1;
 };
 
-struct Run {
-  std::vector<float> values;
-  std::vector<double> losses, norms;
-  bool operator==(const Run&) const = default;
-};
-
 class Rank {
  public:
   Rank(World& world, const Case& c)
@@ -113,8 +102,8 @@ class Rank {
         loader_(engine_.loader(samples_, {.num_workers = 0})) {}
 
   /// Those that fail, or without them.
-  Run train(bool with_failures) {
-    Run out;
+  lab::Trace train(bool with_failures) {
+    lab::Trace out;
     for (int u = 0; u < case_.updates; ++u) {
       const Plan plan(case_, u, world_.size());
       if (plan.culprit >= 0 && !with_failures)
@@ -124,26 +113,21 @@ class Rank {
       else
         update(out);
     }
-    for (const Parameter* p : net_.parameters()) {
-      const Tensor value = engine_.strategy().values().whole(*p);
-      out.values.insert(out.values.end(), value.data<float>(), value.data<float>() + value.count());
-    }
+    out.values = lab::values_of(engine_, net_);
     return out;
   }
 
  private:
-  nn::Loss loss(Tape& t, const Batch& b) { return nn::cross_entropy(t, net_(t, b["x"]), b["y"]); }
-
   void micro_batch(Moment fails) {
     if (fails == Moment::before) throw Injected();
     *samples_.fails = fails == Moment::loader;
     Batch& batch = loader_.next();
     net_.fails = fails;
-    const nn::Loss first = loss(engine_.tape(), batch);
+    const nn::Loss first = net_(engine_.tape(), batch);
     if (fails == Moment::pass) throw Injected();
     engine_.backward(first);
     net_.fails = Moment::nowhere;
-    if (case_.two_losses) engine_.backward(loss(engine_.tape(), batch));
+    if (case_.two_losses) engine_.backward(net_(engine_.tape(), batch));
     if (fails == Moment::after) throw Injected();
     engine_.step();
   }
@@ -155,7 +139,7 @@ class Rank {
       const Moment here = m == micro ? fails : Moment::nowhere;
       if (here == Moment::before) throw Injected();
       net_.fails = here;
-      const nn::Loss made = loss(t, b);
+      const nn::Loss made = net_(t, b);
       if (here == Moment::pass || here == Moment::after) throw Injected();
       *samples_.fails = ++m == micro && fails == Moment::loader;
       return made;
@@ -167,12 +151,11 @@ class Rank {
     for (int m = 0; m < accumulation; ++m) micro_batch(m == micro ? fails : Moment::nowhere);
   }
 
-  void update(Run& out) {
+  void update(lab::Trace& out) {
     const std::int64_t before = engine_.global_steps();
     run(Moment::nowhere, -1);
     ASSERT_EQ(engine_.global_steps(), before + 1);
-    out.losses.push_back(engine_.loss());
-    out.norms.push_back(engine_.report().grad_norm);
+    out.updates.push_back(lab::report_of(engine_));
   }
 
   void fail(const Plan& plan, int u) {
@@ -216,13 +199,9 @@ class Rank {
 };
 
 void expect_left_out(const Case& c, int ranks) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    SCOPED_TRACE(concat("stage ", c.stage, ", rank ", rank));
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    const Run expected = Rank(world, c).train(false), got = Rank(world, c).train(true);
-    EXPECT_EQ(got.losses, expected.losses);
-    EXPECT_EQ(got.norms, expected.norms);
-    EXPECT_EQ(got.values, expected.values);
+  lab::world(ranks, [&](World& world) {
+    SCOPED_TRACE(concat("stage ", c.stage, ", rank ", world.rank()));
+    EXPECT_EQ(Rank(world, c).train(true), Rank(world, c).train(false));
   });
 }
 
@@ -245,21 +224,19 @@ TEST(CancelledUpdates, AreLeftOutWithSeveralLosses) {
 /// everywhere, and the batch that could not be read is left out.
 TEST(CancelledUpdates, ContinueBehindTheLastBatchOfAnyRank) {
   for (const int ranks : {1, 3})
-    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      World world(Communicator::connect(rank, ranks, std::move(store)));
-      Net net(false);
+    lab::world(ranks, [&](World& world) {
+      Net net;
       Engine engine = initialize(world, net,
                                  {.config = R"({"train_micro_batch_size_per_gpu": 2,
               "gradient_accumulation_steps": 9, "optimizer": {"type": "SGD"}})",
                                   .log = nullptr});
       const Samples samples;
       Loader loader = engine.loader(samples, {.num_workers = 0});
-      for (int m = 0; m < 2 + rank; ++m) {
-        const Batch& b = loader.next();
-        engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b["x"]), b["y"]));
+      for (int m = 0; m < 2 + world.rank(); ++m) {
+        engine.backward(net(engine.tape(), loader.next()));
         engine.step();
       }
-      *samples.fails = rank == ranks - 1;
+      *samples.fails = world.rank() == ranks - 1;
       if (*samples.fails) {
         EXPECT_THROW(loader.next(), std::exception);
       }
@@ -268,8 +245,7 @@ TEST(CancelledUpdates, ContinueBehindTheLastBatchOfAnyRank) {
       EXPECT_EQ(loader.state(), (Loader::State{0, static_cast<std::uint64_t>(ranks + 2)}));
       EXPECT_TRUE(!engine.is_gradient_accumulation_boundary());
       for (int m = 0; m < 9; ++m) {
-        const Batch& b = loader.next();
-        engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b["x"]), b["y"]));
+        engine.backward(net(engine.tape(), loader.next()));
         EXPECT_EQ(engine.step(), m == 8);
       }
     });
@@ -278,9 +254,8 @@ TEST(CancelledUpdates, ContinueBehindTheLastBatchOfAnyRank) {
 /// cancel_update() after step() has thrown does nothing; after another error it cancels the next update.
 TEST(CancelledUpdates, AnErrorRightAfterOneIsAnotherOne) {
   for (const int stage : {0, 3})
-    test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-      World world(Communicator::connect(rank, 2, std::move(store)));
-      Net net(false);
+    lab::world(2, [&](World& world) {
+      Net net;
       Engine engine =
           initialize(world, net,
                      {.config = concat(R"({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "SGD"},
@@ -289,12 +264,11 @@ TEST(CancelledUpdates, AnErrorRightAfterOneIsAnotherOne) {
                       .log = nullptr});
       Loader loader = engine.loader(Samples(), {.num_workers = 0});
       const auto update = [&] {
-        const Batch& b = loader.next();
-        engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b["x"]), b["y"]));
+        engine.backward(net(engine.tape(), loader.next()));
         engine.step();
       };
       for (const int culprit : {1, 0, 1, 0}) {
-        if (rank == culprit) {
+        if (world.rank() == culprit) {
           try {
             throw Injected();
           } catch (const Injected&) {
@@ -328,7 +302,7 @@ std::vector<float> train_joined(World& world, bool buffer, bool first_fails, boo
   // Update u fails at micro-batch u % 4 of its culprit: before next() if that is 3.
   const auto fails = [&] { return with_failures && (update > 0 ? update % 2 == 1 : first_fails); };
   const auto micro = [&] { return update / 2 % 4; };
-  rz::Engine::Join join(engine);
+  Engine::Join join(engine);
   bool more = true;
   while (more) {
     const bool here = fails() && culprit() == world.rank();
@@ -346,7 +320,7 @@ std::vector<float> train_joined(World& world, bool buffer, bool first_fails, boo
                      engine.stream(), {.num_workers = 0});
           one.set_state({0, static_cast<std::uint64_t>(taken)});
           const Batch& b = one.next();
-          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b["x"]), b["y"]));
+          engine.backward(net(engine.tape(), b));
           ++taken;
         } else {
           join.backward_without_data();
@@ -364,17 +338,13 @@ std::vector<float> train_joined(World& world, bool buffer, bool first_fails, boo
     }
     ++update;
   }
-  std::vector<float> values;
-  for (const Parameter* p : net.parameters())
-    values.insert(values.end(), p->value.data<float>(), p->value.data<float>() + p->value.count());
-  return values;
+  return lab::values_of(engine, net);
 }
 
 TEST(CancelledUpdates, AreLeftOutOfAJoin) {
   for (const bool buffer : {false, true})
     for (const bool first_fails : {false, true})
-      test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-        World world(Communicator::connect(rank, 3, std::move(store)));
+      lab::world(3, [&](World& world) {
         EXPECT_EQ(train_joined(world, buffer, first_fails, true),
                   train_joined(world, buffer, first_fails, false));
       });
@@ -382,122 +352,102 @@ TEST(CancelledUpdates, AreLeftOutOfAJoin) {
 
 // ---- of engines
 
-namespace engines {
-
-using test::engine::Batch;
-using test::engine::batch;
-using test::engine::Batches;
-using test::engine::config;
-using test::engine::in_world;
-using test::engine::Net;
-using test::engine::options;
-using test::engine::values_of;
+using lab::batch;
+using lab::options;
+using lab::Trainer;
+using lab::values_of;
 
 TEST(FailedUpdates, ACancelledUpdateLeavesNothingBehind) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     const auto run = [&](bool fails) {
-      Net net;
-      auto engine = initialize(world, net, options(config(2)));
-      net.eval();
-      Batches batches{world.rank(), world.size(), 4};
+      Trainer t(world, options(lab::config(2)));
+      t.net.eval();
       for (int u = 0; u < 3; ++u) {
         if (fails && u == 1) {
-          const Batch b = batch(50, 4);
-          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-          engine.step();
-          net(engine.tape(), b.x);  // and then an error
-          engine.cancel_update();
+          t.engine.backward(t.net(t.engine.tape(), batch(50)));
+          t.engine.step();
+          t.net(t.engine.tape(), batch(50));  // and then an error
+          t.engine.cancel_update();
         }
-        for (int m = 0; m < 3; ++m) {
-          const Batch& b = batches.next();
-          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-          engine.step();
-        }
+        for (int m = 0; m < 3; ++m) t.pass();
       }
-      return values_of(engine.strategy(), net);
+      return values_of(t.engine, t.net);
     };
     EXPECT_EQ(run(true), run(false));
   });
 }
 
 TEST(FailedUpdates, GradientsThatAreNotFiniteAreAnErrorInF32) {
-  in_world(2, [](World& world) {
-    Net net;
-    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
-        "optimizer": {"type": "SGD"}})"));
-    const std::vector<float> before = values_of(engine.strategy(), net);
-    Batch b = batch(0, 4);
-    b.x.data<float>()[0] = NAN;
-    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-    EXPECT_EQ(test::error_of([&] { engine.step(); }).code(), Errc::diverged);
-    EXPECT_TRUE(engine.report().skipped);
-    EXPECT_EQ(values_of(engine.strategy(), net), before);
-    const Batch good = batch(0, 4);
-    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), good.x), good.y));
-    EXPECT_TRUE(engine.step());
-    EXPECT_TRUE(std::isfinite(engine.report().grad_norm));
+  lab::world(2, [](World& world) {
+    Trainer t(world, options(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "SGD"}})"));
+    const std::vector<float> before = values_of(t.engine, t.net);
+    const Batch b = batch(0);
+    b["x"].data<float>()[0] = NAN;
+    t.engine.backward(t.net(t.engine.tape(), b));
+    EXPECT_EQ(test::error_of([&] { t.engine.step(); }).code(), Errc::diverged);
+    EXPECT_TRUE(t.engine.report().skipped);
+    EXPECT_EQ(values_of(t.engine, t.net), before);
+    EXPECT_TRUE(t.pass());
+    EXPECT_TRUE(std::isfinite(t.engine.report().grad_norm));
   });
 }
 
 /// Updates of a model in bf16 whose batch is not finite on the ranks that `bad` selects.
 template <class Bad>
-Error diverged_update(World& world, Engine& engine, Net& net, const Bad& bad) {
-  Batch b = batch(0, 4);
-  if (bad(world.rank())) b.x.data<float>()[0] = NAN;
+Error diverged_update(World& world, Trainer<>& t, const Bad& bad) {
+  const Batch b = batch(0);
+  if (bad(world.rank())) b["x"].data<float>()[0] = NAN;
   return test::error_of([&] {
-    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-    engine.step();
+    t.engine.backward(t.net(t.engine.tape(), b));
+    t.engine.step();
   });
 }
 
 TEST(FailedUpdates, ALossThatIsNotFiniteIsAnErrorInEachPrecision) {
-  in_world(3, [](World& world) {
+  lab::world(3, [](World& world) {
     for (const char* precision : {"", R"("bf16": {"enabled": true},)", R"("fp16": {"enabled": true},)"}) {
-      Net net;
-      auto engine = initialize(world, net,
-                               options(concat(R"({"train_micro_batch_size_per_gpu": 4, )", precision,
-                                              R"("optimizer": {"type": "SGD"}})")));
-      const std::vector<float> before = values_of(engine.strategy(), net);
-      const Error one = diverged_update(world, engine, net, [](int rank) { return rank == 1; });
+      Trainer t(world, options(concat(R"({"train_micro_batch_size_per_gpu": 4, )", precision,
+                                      R"("optimizer": {"type": "SGD"}})")));
+      const std::vector<float> before = values_of(t.engine, t.net);
+      const Error one = diverged_update(world, t, [](int rank) { return rank == 1; });
       EXPECT_EQ(one.code(), Errc::diverged);
       EXPECT_EQ(one.culprit(), 1);
       EXPECT_NE(std::string(one.what())
                     .find("update 0: the loss of rank 1 is not finite, and the parameters are as before"),
                 std::string::npos)
           << one.what();
-      const Error two = diverged_update(world, engine, net, [](int rank) { return rank != 1; });
+      const Error two = diverged_update(world, t, [](int rank) { return rank != 1; });
       EXPECT_EQ(two.culprit(), -1);
       EXPECT_NE(std::string(two.what()).find("the losses of ranks 0, 2 are not finite"), std::string::npos)
           << two.what();
-      const Error all = diverged_update(world, engine, net, [](int) { return true; });
+      const Error all = diverged_update(world, t, [](int) { return true; });
       EXPECT_NE(std::string(all.what()).find("update 2: the loss is not finite"), std::string::npos)
           << all.what();
-      EXPECT_EQ(values_of(engine.strategy(), net), before);
-      EXPECT_EQ(engine.report().skipped_steps, 3);
+      EXPECT_EQ(values_of(t.engine, t.net), before);
+      EXPECT_EQ(t.engine.report().skipped_steps, 3);
     }
   });
 }
 
 /// A constant in a loss has no gradient.
 TEST(FailedUpdates, ALossThatIsNotFiniteEndsARunWhoseGradientsAreFinite) {
-  in_world(3, [](World& world) {
+  lab::world(3, [](World& world) {
     for (const int stage : {0, 1, 2, 3})
       for (const char* precision : {"", R"("bf16": {"enabled": true},)", R"("fp16": {"enabled": true},)"})
         for (const float bad : {NAN, INFINITY}) {
-          Net net;
+          lab::Mlp net;
           auto engine = initialize(
               world, net,
               options(concat(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, )",
                              precision, R"("zero_optimization": {"stage": )", stage,
                              R"(}, "optimizer": {"type": "SGD"}})")));
-          const std::vector<float> before = values_of(engine.strategy(), net);
+          const std::vector<float> before = values_of(engine, net);
           const auto update = [&](float constant) {
             for (int m = 0; m < 2; ++m) {
-              const Batch b = batch(0, 4);
               Tape& t = engine.tape();
               Tensor value = Tensor::zeros({});
               *value.data<float>() = m == 0 && world.rank() == 1 ? constant : 1;
-              engine.backward(nn::cross_entropy(t, net(t, b.x), b.y) + t.constant(value));
+              engine.backward(net(t, batch(0)) + t.constant(value));
               engine.step();
             }
           };
@@ -506,7 +456,7 @@ TEST(FailedUpdates, ALossThatIsNotFiniteEndsARunWhoseGradientsAreFinite) {
           EXPECT_EQ(e.culprit(), 1);
           EXPECT_NE(std::string(e.what()).find("the loss of rank 1 is not finite"), std::string::npos)
               << e.what();
-          EXPECT_EQ(values_of(engine.strategy(), net), before);
+          EXPECT_EQ(values_of(engine, net), before);
           update(1);
           EXPECT_FALSE(engine.report().skipped);
           EXPECT_TRUE(std::isfinite(engine.report().grad_norm));
@@ -515,14 +465,12 @@ TEST(FailedUpdates, ALossThatIsNotFiniteEndsARunWhoseGradientsAreFinite) {
 }
 
 TEST(FailedUpdates, SkippedUpdatesInARowAreAnError) {
-  in_world(2, [](World& world) {
-    Net net;
+  lab::world(2, [](World& world) {
+    lab::Mlp net;
     auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
         "bf16": {"enabled": true}, "optimizer": {"type": "SGD"}, "ringzero": {"max_skipped_updates": 3}})"));
     const auto update = [&](double factor) {
-      const Batch b = batch(0, 4);
-      Tape& t = engine.tape();
-      engine.backward(factor * nn::cross_entropy(t, net(t, b.x), b.y));
+      engine.backward(factor * net(engine.tape(), batch(0)));
       engine.step();
     };
     const double huge = 1e200;  // beyond f32, in which gradients are; the loss is a finite f64
@@ -541,29 +489,23 @@ TEST(FailedUpdates, SkippedUpdatesInARowAreAnError) {
 }
 
 TEST(FailedUpdates, AnOverflowInF16SkipsTheStepAndLowersTheScale) {
-  in_world(2, [](World& world) {
-    Net net;
-    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+  lab::world(2, [](World& world) {
+    Trainer t(world, options(R"({"train_micro_batch_size_per_gpu": 4,
         "fp16": {"enabled": true, "initial_scale_power": 30, "hysteresis": 1},
         "optimizer": {"type": "SGD"}})"));
-    const std::vector<float> before = values_of(engine.strategy(), net);
-    Batch b = batch(0, 4);
-    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-    EXPECT_TRUE(engine.step());
+    Engine& engine = t.engine;
+    const std::vector<float> before = values_of(engine, t.net);
+    EXPECT_TRUE(t.pass());
     EXPECT_TRUE(engine.report().skipped);
     EXPECT_EQ(engine.report().loss_scale, 0x1p30);
     EXPECT_EQ(engine.report().skipped_steps, 1);
-    EXPECT_EQ(values_of(engine.strategy(), net), before);
-    for (int u = 0; u < 20 && engine.report().skipped; ++u) {
-      engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-      engine.step();
-    }
+    EXPECT_EQ(values_of(engine, t.net), before);
+    for (int u = 0; u < 20 && engine.report().skipped; ++u) t.pass();
     EXPECT_FALSE(engine.report().skipped);
     EXPECT_LT(engine.report().loss_scale, 0x1p30);
   });
 }
 
-}  // namespace engines
 // ---- ranks that share layers
 
 /// A language model on a mesh of four ranks. Updates have two micro-batches, of which the second fails.
@@ -594,7 +536,7 @@ class SharedLayers {
   /// The loss of the next update, and all values.
   std::pair<double, std::vector<float>> next() {
     update();
-    return {engine_.loss(), test::engine::values_of(engine_.strategy(), model_)};
+    return {engine_.loss(), lab::values_of(engine_, model_)};
   }
   Engine& engine() { return engine_; }
 
@@ -626,7 +568,7 @@ TEST(CancelledUpdates, AreLeftOutByRanksThatShareLayers) {
   const std::vector<Failure> failures{{Moment::before, {2, 3}}, {Moment::pass, {2, 3}}, {Moment::after, {1}}};
   for (const auto& [mesh, stage] :
        {std::pair(MeshSizes{1, 2, 2}, 0), std::pair(MeshSizes{1, 2, 2}, 3), std::pair(MeshSizes{2, 1, 2}, 1)})
-    test::engine::in_world(4, [&, mesh = mesh, stage = stage](World& world) {
+    lab::world(4, [&, mesh = mesh, stage = stage](World& world) {
       SCOPED_TRACE(concat(describe(mesh), ", stage ", stage));
       SharedLayers without(world, mesh, stage), with(world, mesh, stage);
       for (const Failure& f : failures) {
@@ -647,7 +589,7 @@ TEST(CancelledUpdates, AreLeftOutByRanksThatShareLayers) {
 /// Rank 0 waits in a layer for rank 1, which does not come.
 TEST(CancelledUpdates, OfOneRankAloneEndTrainingWhereAnotherSharesTheLayer) {
   for (const int stage : {0, 3})
-    test::engine::in_world(4, [&](World& world) {
+    lab::world(4, [&](World& world) {
       SharedLayers shared(world, {1, 2, 2}, stage);
       shared.update();
       const auto begin = std::chrono::steady_clock::now();

@@ -26,6 +26,7 @@
 #include "sharding/engine/engine.h"
 #include "sharding/io/json.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/training.h"
 #include "tests/support/written_checkpoint.h"
 
 namespace rz {
@@ -35,23 +36,8 @@ namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 using test::Folder;
 
-constexpr std::size_t in = 64, hidden = 256, classes = 32, samples = 60, keep = 2;
-
-struct Net : Module {
-  nn::Linear fc1{*this, "fc1", in, hidden}, fc2{*this, "fc2", hidden, classes};
-  nn::Dropout drop{*this, "drop", 0.2};
-  Var operator()(Tape& t, const Tensor& x) { return fc2(t, drop(t, nn::gelu(t, fc1(t, x)))); }
-};
-
-std::shared_ptr<const Dataset> dataset() {
-  Tensor x = Tensor::empty({samples, in}), y = Tensor::empty({samples}, DType::i32);
-  for (std::size_t i = 0; i < samples; ++i) {
-    for (std::size_t c = 0; c < in; ++c)
-      x.data<float>()[i * in + c] = static_cast<float>(random_uniform(3, "x", i * in + c)) - 0.5f;
-    y.data<std::int32_t>()[i] = static_cast<std::int32_t>(i % classes);
-  }
-  return tensor_dataset({{"x", x}, {"y", y}});
-}
+constexpr std::size_t keep = 2;
+const lab::MlpSizes sizes{.in = 64, .hidden = 256, .classes = 32, .samples = 60, .ignored = 0};
 
 struct Group {
   int ranks = 1;
@@ -71,24 +57,13 @@ struct Run {
   Run(const Group& g, int rank, const std::string& store)
       : group(g), world(Communicator::connect(rank, g.ranks, file_store(store))) {}
 
-  void update() {
-    engine.train_batch(loader,
-                       [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b["x"]), b["y"]); });
-  }
-  std::string values() {
-    std::string all;
-    for (const Parameter* p : net.parameters()) {
-      const Tensor value = engine.strategy().values().whole(*p);
-      all.append(reinterpret_cast<const char*>(value.raw()), value.bytes());
-    }
-    return all;
-  }
+  void update() { engine.train_batch(loader, std::ref(net)); }
 
   Group group;
   World world;
-  Net net;
+  lab::Mlp net{sizes};
   Engine engine = initialize(world, net, {.config = config(group), .seed = 5, .threads = 1, .log = nullptr});
-  Loader loader = engine.loader(dataset());
+  Loader loader = engine.loader(lab::samples(sizes));
 };
 
 /// The ranks as processes. Each runs body(run), and ends with status 0 unless that throws.
@@ -210,8 +185,11 @@ void go_on(Run& run, std::int64_t steps) {
 }
 
 void write_values(Run& run, const std::string& file) {
-  const std::string values = run.values();
-  if (run.world.is_main()) std::ofstream(file, std::ios::binary) << values;
+  const std::vector<float> values = lab::values_of(run.engine, run.net);
+  if (run.world.is_main())
+    std::ofstream(file, std::ios::binary)
+        .write(reinterpret_cast<const char*>(values.data()),
+               static_cast<std::streamsize>(values.size() * sizeof(float)));
 }
 
 // ---- what the test sees

@@ -9,7 +9,7 @@
 #include "sharding/parallel/collectives.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/autograd/gradients.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 
 namespace rz {
 namespace {
@@ -71,11 +71,10 @@ void expect_close(const std::vector<float>& got, std::span<const float> expected
 void expect_whole_batch(const std::vector<std::size_t>& images_of_rank) {
   const Result whole = run(0, images, nullptr);
   const int ranks = static_cast<int>(images_of_rank.size());
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator c = Communicator::connect(rank, ranks, std::move(store));
+  lab::group(ranks, [&](Communicator& c) {
     std::size_t begin = 0;
-    for (int r = 0; r < rank; ++r) begin += images_of_rank[static_cast<std::size_t>(r)];
-    const std::size_t count = images_of_rank[static_cast<std::size_t>(rank)];
+    for (int r = 0; r < c.rank(); ++r) begin += images_of_rank[static_cast<std::size_t>(r)];
+    const std::size_t count = images_of_rank[static_cast<std::size_t>(c.rank())];
     const Result part = run(begin, begin + count, &c);
     expect_close(part.out, std::span(whole.out).subspan(begin * 4 * h * w, count * 4 * h * w), "output");
     expect_close(part.d_x, std::span(whole.d_x).subspan(begin * 3 * h * w, count * 3 * h * w), "d_x");
@@ -159,12 +158,11 @@ Trained train(StrategyKind kind, Communicator& c) {
 }
 
 TEST(ConvolutionalNets, TrainWithTheSameBitsInEveryStrategy) {
-  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    Communicator c = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& c) {
     const Trained expected = train(StrategyKind::ddp, c);
     EXPECT_LT(expected.losses.back(), expected.losses.front() / 2);
     for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
-      EXPECT_TRUE(train(kind, c) == expected) << name(kind) << " on rank " << rank;
+      EXPECT_TRUE(train(kind, c) == expected) << name(kind) << " on rank " << c.rank();
   });
 }
 

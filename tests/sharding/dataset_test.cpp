@@ -12,8 +12,8 @@
 #include "sharding/data/batch_sampler.h"
 #include "sharding/data/loader.h"
 #include "sharding/data/subset.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -143,9 +143,8 @@ TEST(RandomSplit, RanksThatDifferAreNamedOnAll) {
        {Case{8, 5, 0.5, ""}, Case{8, 6, 0.5, "random_split(): rank 2 has seed 6, 0.5, 0.5 of 8 samples"},
         Case{9, 5, 0.5, "random_split(): rank 2 has seed 5, 0.5, 0.5 of 9 samples"},
         Case{8, 5, 0.25, "random_split(): rank 2 has seed 5, 0.25, 0.75 of 8 samples"}})
-    test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-      Communicator ranks = Communicator::connect(rank, 3, std::move(store));
-      const bool other = rank == 2;
+    lab::group(3, [&](Communicator& ranks) {
+      const bool other = ranks.rank() == 2;
       const double fraction = other ? c.fraction : 0.5;
       const auto split = [&] {
         return random_split(numbers(other ? c.size : 8), {fraction, 1 - fraction}, other ? c.seed : 5, ranks);

@@ -9,8 +9,8 @@
 #include "sharding/engine/engine.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -25,13 +25,6 @@ struct Net : Module {
   Net() { register_buffer(mean, "mean", {2}); }
   Var operator()(Tape& t, const Tensor& x) { return uses_both ? fc2(t, fc1(t, x)) : fc1(t, x); }
 };
-
-void in_world(int ranks, const std::function<void(World&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
-}
 
 std::string config(int stage, const std::string& ringzero, const std::string& more = "") {
   return concat(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
@@ -63,14 +56,7 @@ void train(Engine& engine, Net& net, int rank, int batch, std::size_t terms = ro
   engine.backward(nn::cross_entropy(t, net(t, inputs(rank, batch)), targets(rank, terms)));
 }
 
-std::vector<float> values_of(Engine& engine, Module& module) {
-  std::vector<float> out;
-  for (const Parameter* p : module.parameters()) {
-    const Tensor value = engine.strategy().values().whole(*p);
-    out.insert(out.end(), value.data<float>(), value.data<float>() + value.count());
-  }
-  return out;
-}
+std::vector<float> values_of(Engine& engine, Module& module) { return lab::values_of(engine, module); }
 
 // ---- hooks
 
@@ -88,7 +74,7 @@ std::uint64_t bytes_of_update(World& world, const std::string& ringzero, int bef
 }
 
 TEST(DdpKeys, AHookDecidesWhatIsSent) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     const std::uint64_t whole = bytes_of_update(world, R"("comm_hook": "no")", 0);
     EXPECT_GE(whole, 4 * 2 * width * width);
     for (const char* half : {"fp16", "bf16"})
@@ -114,7 +100,7 @@ TEST(DdpKeys, AHookDecidesWhatIsSent) {
 
 TEST(DdpKeys, UnusedParametersAreNamedIfTheyAreNotLookedFor) {
   for (int stage = 0; stage < 4; ++stage)
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, options(config(stage, R"("find_unused_parameters": false)")));
       net.uses_both = world.rank() == 0;
@@ -126,7 +112,7 @@ TEST(DdpKeys, UnusedParametersAreNamedIfTheyAreNotLookedFor) {
 
 TEST(DdpKeys, AStaticGraphIsThatOfTheFirstUpdate) {
   for (const bool is_static : {false, true})
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net;
       auto engine = initialize(
           world, net, options(config(0, concat(R"("static_graph": )", is_static ? "true" : "false"))));
@@ -143,7 +129,7 @@ TEST(DdpKeys, AStaticGraphIsThatOfTheFirstUpdate) {
 
 TEST(DdpKeys, BuffersAreBroadcastUnlessTheKeySaysNo) {
   for (const bool broadcasts : {true, false})
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net;
       auto engine = initialize(
           world, net, options(config(1, concat(R"("broadcast_buffers": )", broadcasts ? "true" : "false"))));
@@ -181,7 +167,7 @@ std::vector<float> train_uneven(World& world, int stage, bool stands_in) {
 
 TEST(DdpKeys, JoinedRanksTrainAsWithBatchesWithoutTerms) {
   for (const int ranks : {1, 3})
-    in_world(ranks, [](World& world) {
+    lab::world(ranks, [](World& world) {
       const std::vector<float> expected = train_uneven(world, 0, true);
       for (int stage = 0; stage < 3; ++stage) EXPECT_EQ(train_uneven(world, stage, false), expected) << stage;
       EXPECT_EQ(train_uneven(world, 3, true), expected) << "what zero3 does instead";
@@ -189,7 +175,7 @@ TEST(DdpKeys, JoinedRanksTrainAsWithBatchesWithoutTerms) {
 }
 
 TEST(DdpKeys, JoinFollowsItsSection) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     Net net, off, three;
     auto engine = initialize(world, net, options(config(0, R"("join": {"throw_on_early_termination": true,
                                                              "divide_by_initial_world_size": false})")));
@@ -208,7 +194,7 @@ TEST(DdpKeys, JoinFollowsItsSection) {
 }
 
 TEST(DdpKeys, EveryRankHasABatchBeforeTheFirstUpdate) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     Net net;
     auto engine = initialize(world, net, options(config(0, "")));
     Engine::Join join(engine);
@@ -272,7 +258,7 @@ TEST(DdpKeys, ArgumentsFillThem) {
 }
 
 TEST(DdpKeys, AnErrorComesBeforeTraining) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     Net net;
     EngineOptions o = options(config(0, R"("comm_hook": "fp16")"));
     o.strategy = StrategyKind::zero2;

@@ -3,14 +3,13 @@
 
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
 
 namespace rz {
 namespace {
 
-using test::run_ranks;
 using test::ToyModel;
 
 float initial_value(std::size_t p, std::size_t i) { return 0.25f + static_cast<float>((p + i) % 7); }
@@ -54,8 +53,7 @@ Trained train(Communicator& comm, bool rebuild) {
 /// "tied" is used first, hence planned last, and "never" never becomes ready: the ready order differs from
 /// the plan.
 TEST(Ddp, RebuildMovesParametersAndKeepsOptimizerState) {
-  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& comm) {
     const Trained still = train(comm, false), moved = train(comm, true);
     EXPECT_EQ(still.places_before, still.places_after);
     EXPECT_NE(moved.places_before, moved.places_after);
@@ -64,8 +62,8 @@ TEST(Ddp, RebuildMovesParametersAndKeepsOptimizerState) {
 }
 
 TEST(Ddp, GradientsAreMeansInPlaceOnEveryRank) {
-  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& comm) {
+    const int rank = comm.rank();
     ToyModel model([](std::size_t, std::size_t) { return 2.0f; });
     Tape tape;
     const auto ddp = make_strategy(StrategyKind::ddp, model, comm);
@@ -89,8 +87,7 @@ TEST(Ddp, GradientsAreMeansInPlaceOnEveryRank) {
 
 /// Strategies place the parameters, and are where a model is built for training.
 TEST(Ddp, TwoParametersOfOneNameAreRefused) {
-  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& comm) {
     ToyModel model(initial_value);
     model[1].name = model[3].name;
     for (const auto kind : {StrategyKind::ddp, StrategyKind::zero2, StrategyKind::zero3}) {

@@ -9,7 +9,7 @@
 #include "autograd_lite/models/gpt2.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 #include "tests/support/reference_deepspeed.h"
 #include "tests/support/rounding_bound.h"
 #include "tests/support/shared_fixture.h"
@@ -94,10 +94,9 @@ TEST_P(DeepSpeedOptimizers, HaveTheSameLosses) {
   const std::pair<StrategyKind, int> runs[] = {
       {StrategyKind::ddp, 1}, {StrategyKind::zero1, 2}, {StrategyKind::zero3, 4}};
   for (const auto& [kind, ranks] : runs)
-    test::run_ranks(ranks, [&, kind = kind](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, ranks, std::move(store));
+    lab::group(ranks, [&, kind = kind](Communicator& comm) {
       const auto own = losses_of(GetParam(), kind, comm, run.loss.size());
-      for (std::size_t s = 0; rank == 0 && s < own.size(); ++s)
+      for (std::size_t s = 0; comm.rank() == 0 && s < own.size(); ++s)
         EXPECT_NEAR(own[s], run.loss[s], test::rounding_bound(run.loss_deviation[s], 2e-6))
             << name(kind) << " on " << comm.size() << " ranks, update " << s;
     });

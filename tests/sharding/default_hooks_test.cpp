@@ -6,13 +6,12 @@
 #include "sharding/model/communication_hook.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
 namespace {
 
-using test::run_ranks;
 using test::ToyModel;
 using test::values_of;
 
@@ -57,8 +56,7 @@ class DefaultHooks : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, DefaultHooks, testing::Values(1, 2, 3, 4));
 
 TEST_P(DefaultHooks, HaveTheBitsOfTheirWireFormats) {
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     const auto with = [&](const WireFormat& wire, std::shared_ptr<CommunicationHook> hook) {
       return train(comm, {.reduce_bucket_size = 225,
                           .first_bucket_size = 75,

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -15,19 +14,17 @@
 #include "sharding/io/json.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct Net : Module {
-  explicit Net(std::size_t width = 5) : fc1(*this, "fc1", 3, width), fc2(*this, "fc2", width, 2) {}
-  Var operator()(Tape& t, const Tensor& x) { return fc2(t, fc1(t, x)); }
-  nn::Linear fc1, fc2;
+struct Net : lab::Mlp {
+  explicit Net(std::size_t width = 5) : Mlp({.in = 3, .hidden = width, .classes = 2, .dropout = 0}) {}
 };
 
 /// `params`: JSON.
@@ -51,35 +48,19 @@ std::vector<float> state_named(Engine& engine, const std::string& name) {
   return all;
 }
 
-std::vector<float> values(Engine& engine, Module& module) {
-  std::vector<float> all;
-  for (const Parameter* p : module.parameters()) {
-    const Tensor value = engine.strategy().values().whole(*p);
-    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
-  }
-  return all;
-}
+using lab::values_of;
 
 void update(Engine& engine, Net& net) {
-  Tape& t = engine.tape();
-  Tensor x = Tensor::empty({4, 3});
-  for (std::size_t i = 0; i < x.count(); ++i) x.data<float>()[i] = static_cast<float>(i) * 0.1f;
-  engine.backward(nn::cross_entropy(t, net(t, x), Tensor::zeros({4}, DType::i32)));
+  engine.backward(net(engine.tape(), lab::batch(0, 4, {.in = 3, .classes = 2})));
   engine.step();
 }
 
-/// A folder that a test owns, and groups that use it.
+/// A folder that a test owns.
 class EngineCheckpoint : public testing::Test {
  protected:
-  void in_world(int ranks, const std::function<void(World&)>& body) {
-    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      World world(Communicator::connect(rank, ranks, std::move(store)));
-      body(world);
-    });
-  }
   /// A checkpoint after one update on two ranks.
   void save_one(const SaveCheckpointOptions& o = {}) {
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, options());
       update(engine, net);
@@ -89,14 +70,14 @@ class EngineCheckpoint : public testing::Test {
   /// Every rank fails to load, with one text that contains `part`, and keeps its values.
   void expect_refused(
       const std::string& part, EngineOptions (*make)() = [] { return options(); }, std::size_t width = 5) {
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net(width);
       auto engine = initialize(world, net, make());
-      const auto before = values(engine, net);
+      const auto before = values_of(engine, net);
       const Error e = test::error_of([&] { engine.load_checkpoint(dir_); });
       EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
       EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
-      EXPECT_EQ(values(engine, net), before);
+      EXPECT_EQ(values_of(engine, net), before);
       EXPECT_EQ(engine.global_steps(), 0);
       update(engine, net);  // the engine is as before
     });
@@ -122,7 +103,7 @@ TEST_F(EngineCheckpoint, ClientValuesComeBackWithTheirTypesAndBits) {
                           {"infinite", std::numeric_limits<double>::infinity()},
                           {"text", "a \"b\" \n ü"}};
   save_one({.client_state = saved});
-  in_world(3, [&](World& world) {
+  lab::world(3, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     const auto loaded = engine.load_checkpoint(dir_);
@@ -141,7 +122,7 @@ TEST_F(EngineCheckpoint, HasTheFilesOfTheProgram) {
     EXPECT_EQ(read_text_file(dir_ + "/global_step1/notes.txt"), "a\nb");
     fs::remove_all(dir_);
   }
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     for (const char* name : {"", ".hidden", "a/b", "checkpoint.json", "rank_00000_of_00002.safetensors"}) {
@@ -161,7 +142,7 @@ struct Counter final : StatefulLoader {
 };
 
 TEST_F(EngineCheckpoint, HasThePositionsOfTheProgramsOwnSources) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     Counter early, late;
@@ -174,7 +155,7 @@ TEST_F(EngineCheckpoint, HasThePositionsOfTheProgramsOwnSources) {
     engine.loader_positions()->detach(early);
     engine.loader_positions()->detach(late);
   });
-  in_world(3, [&](World& world) {
+  lab::world(3, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     Counter early, late;
@@ -189,7 +170,7 @@ TEST_F(EngineCheckpoint, HasThePositionsOfTheProgramsOwnSources) {
 }
 
 TEST_F(EngineCheckpoint, AFolderWithoutCheckpointsIsNoError) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     EXPECT_FALSE(engine.load_checkpoint(dir_));
@@ -199,7 +180,7 @@ TEST_F(EngineCheckpoint, AFolderWithoutCheckpointsIsNoError) {
 }
 
 TEST_F(EngineCheckpoint, DifferentTagsAreShownAndNothingIsWritten) {
-  in_world(3, [&](World& world) {
+  lab::world(3, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     const Error e =
@@ -214,7 +195,7 @@ TEST_F(EngineCheckpoint, DifferentTagsAreShownAndNothingIsWritten) {
 }
 
 TEST_F(EngineCheckpoint, TheLastOnesAreKept) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     for (int i = 0; i < 4; ++i) {
@@ -249,10 +230,10 @@ TEST_F(EngineCheckpoint, WhatDoesNotFitIsNamed) {
       "fc1.weight is [5, 3] where the model has [6, 3]", [] { return options(); }, 6);
   const char* const others[] = {"Muon", "SGD", "Lamb"};  // also with states of the same names, or none
   for (const char* other : others)
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, options(other));
-      const auto before = values(engine, net);
+      const auto before = values_of(engine, net);
       for (const bool strict : {true, false}) {
         const Error e = test::error_of([&] { engine.load_checkpoint(dir_, {.load_module_strict = strict}); });
         EXPECT_EQ(e.code(), Errc::config);
@@ -261,12 +242,12 @@ TEST_F(EngineCheckpoint, WhatDoesNotFitIsNamed) {
                   std::string::npos)
             << e.what();
       }
-      EXPECT_EQ(values(engine, net), before);
+      EXPECT_EQ(values_of(engine, net), before);
       EXPECT_TRUE(engine.load_checkpoint(dir_, {.load_optimizer_states = false}));
       EXPECT_EQ(engine.optimizer().updates(), 0);
     });
   expect_refused("seed 1 and the engine 2", [] { return options("AdamW", 2); });
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options("SGD"));
     update(engine, net);
@@ -277,7 +258,7 @@ TEST_F(EngineCheckpoint, WhatDoesNotFitIsNamed) {
 
 TEST_F(EngineCheckpoint, AParameterWithoutStatesIsNewToTheOptimizer) {
   // Adam's first update of an element is its rate; after 30 updates without moments it would be three times.
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     net.fc1.requires_grad_(false);
     auto engine = initialize(world, net, options());
@@ -285,7 +266,7 @@ TEST_F(EngineCheckpoint, AParameterWithoutStatesIsNewToTheOptimizer) {
     engine.save_checkpoint(dir_);
   });
   for (const int ranks : {1, 2})
-    in_world(ranks, [&](World& world) {
+    lab::world(ranks, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, options());
       EXPECT_EQ(test::error_of([&] { engine.load_checkpoint(dir_, {.tag = "global_step30"}); }).code(),
@@ -295,9 +276,9 @@ TEST_F(EngineCheckpoint, AParameterWithoutStatesIsNewToTheOptimizer) {
       const Parameter& bias = *net.fc1.parameters().back();
       EXPECT_EQ(engine.strategy().optimizer_state().missed_updates(bias), 30);
       EXPECT_EQ(engine.strategy().optimizer_state().missed_updates(*net.fc2.parameters().back()), 0);
-      const auto before = values(engine, net.fc1);
+      const auto before = values_of(engine, net.fc1);
       update(engine, net);
-      const auto after = values(engine, net.fc1);
+      const auto after = values_of(engine, net.fc1);
       for (std::size_t i = before.size() - 5; i < before.size(); ++i)  // the bias
         EXPECT_NEAR(std::abs(after[i] - before[i]), 1e-3, 1e-6);
       engine.save_checkpoint(dir_);
@@ -317,7 +298,7 @@ struct Renamed : Module {
 TEST_F(EngineCheckpoint, ThatIsNotStrictNamesWhatItLacks) {
   save_one();
   for (const bool only : {false, true})
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       std::FILE* log = std::tmpfile();
       const auto make = [&] {
         EngineOptions o = options();
@@ -360,24 +341,24 @@ TEST_F(EngineCheckpoint, StatesOfEveryRuleAreResharded) {
         Rule{"SGD", R"({"momentum": 0.9, "dampening": 0.5, "maximize": true, "lr": 1e-3})"}}) {
     fs::remove_all(dir_);
     std::vector<float> whole;
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, options(rule.type, rule.params, 3));
       for (int u = 0; u < 3; ++u) update(engine, net);
       engine.save_checkpoint(dir_);
       for (int u = 0; u < 3; ++u) update(engine, net);
-      const auto all = values(engine, net);
+      const auto all = values_of(engine, net);
       if (world.is_main()) whole = all;
     });
     for (const auto& [ranks, stage] : {std::pair(1, 0), std::pair(2, 2), std::pair(4, 1), std::pair(1, 3)})
-      in_world(ranks, [&, stage = stage](World& world) {
+      lab::world(ranks, [&, stage = stage](World& world) {
         Net net;
         auto engine = initialize(world, net, options(rule.type, rule.params, stage));
         const auto loaded = engine.load_checkpoint(dir_);
         ASSERT_TRUE(loaded);
         EXPECT_EQ(loaded->differences.find("optimizer/"), std::string::npos) << loaded->differences;
         for (int u = 0; u < 3; ++u) update(engine, net);
-        EXPECT_EQ(values(engine, net), whole) << rule.type << " in stage " << stage;
+        EXPECT_EQ(values_of(engine, net), whole) << rule.type << " in stage " << stage;
       });
   }
 }
@@ -386,7 +367,7 @@ TEST_F(EngineCheckpoint, TheMaximumOfAmsgradStartsFromTheSecondMoment) {
   const auto plain = [] { return options("AdamW", R"({"betas": [0.9, 0.5]})", 2); };
   const auto amsgrad = [] { return options("AdamW", R"({"betas": [0.9, 0.5], "amsgrad": true})", 2); };
   std::vector<float> first, second;
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, plain());
     for (int u = 0; u < 4; ++u) update(engine, net);
@@ -395,7 +376,7 @@ TEST_F(EngineCheckpoint, TheMaximumOfAmsgradStartsFromTheSecondMoment) {
   });
   ASSERT_FALSE(second.empty());
   for (const bool strict : {true, false})
-    in_world(1, [&](World& world) {
+    lab::world(1, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, amsgrad());
       const auto loaded = engine.load_checkpoint(dir_, {.tag = "global_step4", .load_module_strict = strict});
@@ -423,7 +404,7 @@ TEST_F(EngineCheckpoint, TheMaximumOfAmsgradStartsFromTheSecondMoment) {
 
 /// SGD without a momentum leaves none: its first gradient enters whole, as at the first update.
 TEST_F(EngineCheckpoint, AMomentumThatBeginsLaterIsNew) {
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options("SGD", "{}", 0));
     update(engine, net);
@@ -435,13 +416,13 @@ TEST_F(EngineCheckpoint, AMomentumThatBeginsLaterIsNew) {
     ASSERT_TRUE(loaded);
     EXPECT_NE(loaded->differences.find("without states, now 0"), std::string::npos) << loaded->differences;
     update(with, other);
-    EXPECT_EQ(values(with, other), values(engine, net));
+    EXPECT_EQ(values_of(with, other), values_of(engine, net));
   });
 }
 
 TEST_F(EngineCheckpoint, AModelIsLoadedWithoutItsTraining) {
   save_one();
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net, other;
     auto engine = initialize(world, net, options("SGD", 7));
     const auto loaded = engine.load_checkpoint(dir_, {.load_module_only = true});
@@ -449,14 +430,14 @@ TEST_F(EngineCheckpoint, AModelIsLoadedWithoutItsTraining) {
     EXPECT_EQ(engine.global_steps(), 0);
     auto resumed = initialize(world, other, options());
     resumed.load_checkpoint(dir_);
-    EXPECT_EQ(values(engine, net), values(resumed, other));
+    EXPECT_EQ(values_of(engine, net), values_of(resumed, other));
   });
 }
 
 TEST_F(EngineCheckpoint, AFolderThatIsNoCheckpointIsNeverReplaced) {
   fs::create_directories(dir_ + "/global_step1");
   std::ofstream(dir_ + "/global_step1/mine.txt") << "kept";
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     update(engine, net);
@@ -478,7 +459,7 @@ void spoil(Engine& engine, float value) {
 }
 
 TEST_F(EngineCheckpoint, WhatIsNotFiniteReplacesNothing) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     for (const bool async : {false, true}) {
       const std::string dir = dir_ + (async ? "/async" : "/now");
       Net net;
@@ -486,7 +467,7 @@ TEST_F(EngineCheckpoint, WhatIsNotFiniteReplacesNothing) {
       update(engine, net);
       engine.save_checkpoint(dir, {.tag = "good"});
       engine.save_checkpoint(dir, {.tag = "same"});
-      const auto good = values(engine, net);
+      const auto good = values_of(engine, net);
       for (const float bad : {NAN, -INFINITY}) {
         spoil(engine, bad);
         const Error e = test::error_of([&] {
@@ -499,7 +480,7 @@ TEST_F(EngineCheckpoint, WhatIsNotFiniteReplacesNothing) {
             << e.what();
         for (const char* tag : {"good", "same", ""}) {
           engine.load_checkpoint(dir, {.tag = tag});
-          EXPECT_EQ(values(engine, net), good) << tag;
+          EXPECT_EQ(values_of(engine, net), good) << tag;
         }
         EXPECT_EQ(read_tag_file(dir, latest_file), "same");
       }
@@ -512,7 +493,7 @@ TEST_F(EngineCheckpoint, WhatIsNotFiniteReplacesNothing) {
 }
 
 TEST_F(EngineCheckpoint, StatesThatAreNotFiniteAreNotSaved) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     update(engine, net);
@@ -528,7 +509,7 @@ TEST_F(EngineCheckpoint, StatesThatAreNotFiniteAreNotSaved) {
 }
 
 TEST_F(EngineCheckpoint, SkippedUpdatesInARowAreCountedOn) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     const auto make = [] {
       return EngineOptions{.config = R"({"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true},
           "optimizer": {"type": "SGD"}, "ringzero": {"max_skipped_updates": 3}})",
@@ -536,10 +517,7 @@ TEST_F(EngineCheckpoint, SkippedUpdatesInARowAreCountedOn) {
                            .log = nullptr};
     };
     const auto overflow = [](Engine& engine, Net& net) {
-      Tape& t = engine.tape();
-      const Tensor x = Tensor::zeros({4, 3});
-      std::fill_n(x.data<float>(), x.count(), 1.0f);
-      engine.backward(1e200 * nn::cross_entropy(t, net(t, x), Tensor::zeros({4}, DType::i32)));
+      engine.backward(1e200 * net(engine.tape(), lab::batch(0, 4, {.in = 3, .classes = 2})));
       engine.step();
     };
     Net net, again;

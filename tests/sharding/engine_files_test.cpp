@@ -4,33 +4,23 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/training.h"
 #include "tests/support/deepspeed_writer.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct Net : Module {
-  explicit Net(std::size_t width) : fc1(*this, "fc1", 3, width), fc2(*this, "fc2", width, 2) {}
-  Var operator()(Tape& t, const Tensor& x) { return fc2(t, fc1(t, x)); }
-  nn::Linear fc1, fc2;
+struct Net : lab::Mlp {
+  explicit Net(std::size_t width) : Mlp({.in = 3, .hidden = width, .classes = 2}) {}
 };
-
-void in_world(int ranks, const std::function<void(World&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
-}
 
 EngineOptions options(int stage, std::uint64_t seed) {
   return {.config = concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": )", stage,
@@ -39,33 +29,26 @@ EngineOptions options(int stage, std::uint64_t seed) {
           .log = nullptr};
 }
 
-std::vector<float> values(Engine& engine, Module& module) {
-  std::vector<float> all;
-  for (const Parameter* p : module.parameters()) {
-    const Tensor value = engine.strategy().values().whole(*p);
-    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
-  }
-  return all;
-}
+using lab::values_of;
 
 TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
   const std::string path = fs::temp_directory_path() / concat("rz-engine-", ::getpid(), ".safetensors");
   std::vector<float> saved;
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net(5);
     auto engine = initialize(world, net, options(3, 1));
     engine.save_model(path);
-    const std::vector<float> all = values(engine, net);
+    const std::vector<float> all = values_of(engine, net);
     if (world.is_main()) saved = all;
   });
   for (const int ranks : {1, 3})
     for (int stage = 0; stage < 4; ++stage)
-      in_world(ranks, [&](World& world) {
+      lab::world(ranks, [&](World& world) {
         Net net(5), other(6);
         auto engine = initialize(world, net, options(stage, 2));
-        EXPECT_NE(values(engine, net), saved);
+        EXPECT_NE(values_of(engine, net), saved);
         engine.load_model(path);
-        EXPECT_EQ(values(engine, net), saved) << "stage " << stage << ", " << ranks << " ranks";
+        EXPECT_EQ(values_of(engine, net), saved) << "stage " << stage << ", " << ranks << " ranks";
         auto wrong = initialize(world, other, options(stage, 2));
         const Error e = test::error_of([&] { wrong.load_model(path); });
         EXPECT_EQ(e.code(), Errc::config);
@@ -77,22 +60,22 @@ TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
 TEST(EngineFiles, APartOfAModelIsLoaded) {
   const std::string path = fs::temp_directory_path() / concat("rz-engine-part-", ::getpid(), ".safetensors");
   std::vector<float> saved;
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net(5);
     auto engine = initialize(world, net, options(0, 1));
     engine.save_model(path);
-    saved = values(engine, net);
+    saved = values_of(engine, net);
   });
   for (const int stage : {0, 3})
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net(5);
       auto engine = initialize(world, net, options(stage, 2));
-      const auto before = values(engine, net.fc2);
+      const auto before = values_of(engine, net.fc2);
       const auto loaded = engine.load_model(net.fc1, path, {.prefix = "fc1."});
       EXPECT_EQ(loaded.tensors(), 2u);
       auto expected = saved;
       std::ranges::copy(before, expected.end() - static_cast<std::ptrdiff_t>(before.size()));
-      EXPECT_EQ(values(engine, net), expected) << stage;
+      EXPECT_EQ(values_of(engine, net), expected) << stage;
     });
   fs::remove(path);
 }
@@ -119,11 +102,11 @@ TEST(EngineFiles, AStateDictOfPyTorchIsLoaded) {
   }
   torch.write(path, test::pickle::state_dict(pairs));
   for (const int stage : {0, 3})
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net(2);
       auto engine = initialize(world, net, options(stage, 2));
       engine.load_model(path);
-      EXPECT_EQ(values(engine, net), expected);
+      EXPECT_EQ(values_of(engine, net), expected);
     });
   fs::remove(path);
 }
@@ -133,23 +116,23 @@ TEST(EngineFiles, ACheckpointOfDeepSpeedIsNotResumed) {
   zero_of_net().write(dir + "/global_step3");
   for (const bool latest : {true, false}) {
     if (latest) test::write_bytes(dir + "/latest", "global_step3");
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net(2);
       auto engine = initialize(world, net, options(1, 2));
-      const auto before = values(engine, net);
+      const auto before = values_of(engine, net);
       const std::string folder = dir + "/global_step3";
       const Error e = test::error_of([&] { engine.load_checkpoint(latest ? dir : folder); });
       EXPECT_EQ(e.code(), Errc::config);
       EXPECT_NE(std::string(e.what()).find("is a checkpoint of DeepSpeed"), std::string::npos) << e.what();
       EXPECT_NE(std::string(e.what()).find("`checkpoint merge " + folder), std::string::npos) << e.what();
-      EXPECT_EQ(values(engine, net), before);
+      EXPECT_EQ(values_of(engine, net), before);
     });
   }
   fs::remove_all(dir);
 }
 
 TEST(EngineFiles, AnItemIsTheLossOfThisRank) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     Net net(5);
     auto engine = initialize(world, net, options(0, 1));
     Tape& t = engine.tape();

@@ -15,74 +15,30 @@
 #include "autograd_lite/nn/containers.h"
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
+#include "sharding/data/batch_sampler.h"
 #include "sharding/engine/reports/comms_logger.h"
 #include "sharding/engine/reports/step_monitor.h"
 #include "sharding/engine/reports/update_reports.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/engine.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 
 namespace rz {
 namespace {
 
-using test::engine::Batch;
-using test::engine::batch;
-using test::engine::Batches;
-using test::engine::classes;
-using test::engine::config;
-using test::engine::in;
-using test::engine::in_world;
-using test::engine::Net;
-using test::engine::options;
-using test::engine::values_of;
+using lab::batch;
+using lab::config;
+using lab::Mlp;
+using lab::options;
+using lab::Trace;
+using lab::Trainer;
+using lab::values_of;
 
-struct Trained {
-  std::vector<double> losses, norms, rates;
-  std::vector<float> values;
-  bool operator==(const Trained&) const = default;
-};
-
-constexpr int updates = 8;
-void record(Engine& engine, Trained& out) {
-  out.losses.push_back(engine.loss());
-  out.norms.push_back(engine.report().grad_norm);
-  out.rates.push_back(engine.report().lr);
-}
-
-Trained by_steps(World& world, const std::string& config) {
-  Net net;
-  auto engine = initialize(world, net, options(config));
-  Batches batches{world.rank(), world.size(), 4};
-  Trained out;
-  while (engine.global_steps() < updates) {
-    const Batch& b = batches.next();
-    Tape& t = engine.tape();
-    engine.backward(nn::cross_entropy(t, net(t, b.x), b.y));
-    if (engine.step()) record(engine, out);
-  }
-  out.values = values_of(engine.strategy(), net);
-  return out;
-}
-
-Trained by_train_batch(World& world, const std::string& config) {
-  Net net;
-  auto engine = initialize(world, net, options(config));
-  Batches batches{world.rank(), world.size(), 4};
-  batches.live.resize(1);  // every batch is in the same memory
-  Trained out;
-  for (int u = 0; u < updates; ++u) {
-    engine.train_batch(batches,
-                       [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
-    record(engine, out);
-  }
-  out.values = values_of(engine.strategy(), net);
-  return out;
-}
-
-/// What the configuration above describes, without an engine.
-Trained by_hand(World& world, StrategyKind kind) {
-  Net net;
+/// What the configuration of an Mlp describes, without an engine.
+Trace by_hand(World& world, StrategyKind kind) {
+  Mlp net;
   Communicator comm = world.new_communicator();
   const auto strategy = make_strategy(kind, net, comm, {.gathers = {.param_persistence_threshold = 0}});
   strategy->values().fill([](const Parameter& p, Range elements, float* out) {
@@ -92,18 +48,19 @@ Trained by_hand(World& world, StrategyKind kind) {
   strategy->attach(tape);
   const auto adamw = make_adamw({.learning_rate = 0.02, .weight_decay = 0.1});
   const LrSchedule schedule = WarmupDecayLr{.total_num_steps = 12, .max_lr = 0.02, .num_steps = 4};
-  Batches batches{world.rank(), world.size(), 4};
-  Trained out;
-  for (int u = 0; u < updates; ++u) {
+  const auto order = std::make_shared<DistributedBatchSampler>(BatchSamplerOptions{
+      .samples = 96, .batch_size = 4, .ranks = world.size(), .rank = world.rank(), .seed = 7});
+  Loader loader(lab::samples(), order, tape.stream());
+  Trace out;
+  for (std::uint64_t u = 0; u < 8; ++u) {
     strategy->zero_grad();
     adamw->set_learning_rate(learning_rate(schedule, adamw->updates(), {.base_lr = 0.02}));
     std::vector<Mean> losses;
     for (std::uint64_t m = 0; m < 3; ++m) {
-      const Batch& b = batches.next();
       const auto ranks = static_cast<std::uint64_t>(world.size());
-      const std::uint64_t pass = static_cast<std::uint64_t>(u) * 3 + m;
-      tape.seed(7 ^ (pass * ranks + static_cast<std::uint64_t>(world.rank()) + 1) * 0x9e3779b97f4a7c15u);
-      const nn::Loss loss = nn::cross_entropy(tape, net(tape, b.x), b.y);
+      tape.seed(7 ^
+                ((u * 3 + m) * ranks + static_cast<std::uint64_t>(world.rank()) + 1) * 0x9e3779b97f4a7c15u);
+      const nn::Loss loss = net(tape, loader.next());
       const ops::LossSum read = loss.read({});
       if (u == 0 && m == 0)
         strategy->settings().set_expected_terms(3 *
@@ -114,9 +71,11 @@ Trained by_hand(World& world, StrategyKind kind) {
     }
     strategy->finish_gradients();
     strategy->clip_and_step(*adamw, {.max_norm = 0.5, .skip_overflow = true});
-    out.losses.push_back(exact_mean(losses, world.communicator()));
-    out.norms.push_back(strategy->outcome(*adamw).norm);
-    out.rates.push_back(adamw->learning_rate());
+    out.updates.push_back({.step = u,
+                           .loss = exact_mean(losses, world.communicator()),
+                           .grad_norm = strategy->outcome(*adamw).norm,
+                           .lr = adamw->learning_rate(),
+                           .loss_scale = 1});
   }
   out.values = values_of(*strategy, net);
   return out;
@@ -124,29 +83,29 @@ Trained by_hand(World& world, StrategyKind kind) {
 
 TEST(Engine, HasTheBitsOfALoopByHandInEveryStage) {
   for (const int ranks : {1, 2, 3})
-    in_world(ranks, [](World& world) {
-      const Trained expected = by_hand(world, StrategyKind::ddp);
-      for (int stage = 0; stage < 4; ++stage) {
-        EXPECT_TRUE(by_steps(world, config(stage)) == expected) << "stage " << stage << " pass by pass";
-        EXPECT_TRUE(by_train_batch(world, config(stage)) == expected) << "stage " << stage << " by update";
-      }
-      EXPECT_TRUE(by_hand(world, StrategyKind::zero3) == expected);
+    lab::world(ranks, [](World& world) {
+      const Trace expected = by_hand(world, StrategyKind::ddp);
+      for (const StrategyKind kind : lab::strategies)
+        for (const bool by_update : {false, true})
+          EXPECT_EQ(lab::train(world, {.strategy = kind, .whole_updates = by_update}), expected)
+              << name(kind) << (by_update ? " by update" : " pass by pass");
+      EXPECT_EQ(by_hand(world, StrategyKind::zero3), expected);
     });
 }
 
 /// Gradients of several losses of one micro-batch add up.
 TEST(Engine, SeveralLossesBeforeAStepAddUp) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     const auto run = [&](bool apart, int stage) {
-      Net net;
+      Mlp net;
       auto engine = initialize(world, net, options(config(stage)));
       net.eval();  // without dropout both ways compute the same
       for (std::uint64_t m = 0; m < 6; ++m) {
         Tape& t = engine.tape();
-        const Batch a = batch(m * 4 + static_cast<std::uint64_t>(world.rank()), 4);
+        const Batch a = batch(m * 4 + static_cast<std::uint64_t>(world.rank()));
         const auto mse = [&] {
-          const Tensor zero = Tensor::zeros({4, classes});
-          return nn::mse(t, net(t, a.x), zero);
+          const Tensor zero = Tensor::zeros({4, 5});
+          return nn::mse(t, net(t, a["x"]), zero);
         };
         if (apart) {
           engine.backward(mse());
@@ -156,7 +115,7 @@ TEST(Engine, SeveralLossesBeforeAStepAddUp) {
         }
         engine.step();
       }
-      return std::pair(engine.report().grad_norm, values_of(engine.strategy(), net));
+      return std::pair(engine.report().grad_norm, values_of(engine, net));
     };
     const auto [norm, values] = run(false, 0);
     for (int stage = 0; stage < 4; ++stage) {
@@ -180,12 +139,12 @@ struct Numbers : Dataset {
 
 TEST(Engine, GathersEverySampleOfAnEpochOnce) {
   for (const std::uint64_t samples : {1u, 12u, 13u, 25u})
-    in_world(3, [&](World& world) {
-      Net net;
+    lab::world(3, [&](World& world) {
+      Mlp net;
       auto engine = initialize(world, net, options(config(0)));
       auto loader = engine.loader(Numbers(samples), {.num_workers = 2});
       std::vector<int> seen(samples);
-      for (const rz::Batch& b : loader) {
+      for (const Batch& b : loader) {
         const Tensor all = engine.gather_for_metrics(b, b["number"]);
         for (std::size_t i = 0; i < all.count(); ++i)
           ++seen[static_cast<std::size_t>(all.data<std::int32_t>()[i])];
@@ -195,11 +154,11 @@ TEST(Engine, GathersEverySampleOfAnEpochOnce) {
 }
 
 TEST(Engine, RowsThatDoNotFitTheBatchOfARankAreAnErrorOnAll) {
-  in_world(3, [](World& world) {
-    Net net;
+  lab::world(3, [](World& world) {
+    Mlp net;
     auto engine = initialize(world, net, options(config(0)));
     auto loader = engine.loader(Numbers(24)), smaller = engine.loader(Numbers(24), {.batch_size = 3});
-    const rz::Batch& b = loader.next();
+    const Batch& b = loader.next();
     const Error shape = test::error_of([&] {
       engine.gather_for_metrics(b, world.rank() == 2 ? Tensor::zeros({3, 1}) : Tensor::zeros({4, 1}));
     });
@@ -215,14 +174,14 @@ TEST(Engine, RowsThatDoNotFitTheBatchOfARankAreAnErrorOnAll) {
 }
 
 TEST(Engine, LoadersHaveTheMicroBatchSizeAndTheirShareOfTheData) {
-  in_world(2, [](World& world) {
-    Net net;
-    auto engine = initialize(world, net, options(config(0, R"(, "dataloader_drop_last": true)")));
+  lab::world(2, [](World& world) {
+    Mlp net;
+    auto engine = initialize(world, net, options(config(0, R"("dataloader_drop_last": true)")));
     EXPECT_EQ(engine.loader(Numbers(35)).size(), 4u);  // ⌊17 / 4⌋
     EXPECT_EQ(engine.loader(Numbers(35), {.drop_last = false}).size(), 5u);
     EXPECT_EQ(engine.loader(Numbers(35)).next().rows(), 4u);
     EXPECT_EQ(engine.loader(Numbers(35), {.batch_size = 7}).next().rows(), 7u);
-    Net frozen;
+    Mlp frozen;
     auto inference = initialize(world, frozen, options(""));
     EXPECT_EQ(test::error_of([&] { inference.loader(Numbers(35)); }).code(), Errc::config);
   });
@@ -230,12 +189,12 @@ TEST(Engine, LoadersHaveTheMicroBatchSizeAndTheirShareOfTheData) {
 
 /// A loop that was left by break: an evaluation begins again, training goes on.
 TEST(Engine, LoadersInOrderBeginAgainAfterABreak) {
-  in_world(2, [](World& world) {
-    Net net;
+  lab::world(2, [](World& world) {
+    Mlp net;
     auto engine = initialize(world, net, options(config(0)));
     const auto two = [](Loader& loader) {
       std::vector<std::uint64_t> all;
-      for (const rz::Batch& b : loader) {
+      for (const Batch& b : loader) {
         all.insert(all.end(), b.indices().begin(), b.indices().end());
         if (all.size() == 8) break;
       }
@@ -257,23 +216,20 @@ TEST(Engine, ReportsUpdatesAsTheConfigurationAsks) {
   const auto folder = std::filesystem::temp_directory_path() / concat("rz-engine-", ::getpid());
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::tmpfile(), std::fclose);
   std::vector<double> losses;
-  in_world(2, [&](World& world) {
-    Net net;
-    EngineOptions o = options(config(1, concat(R"(, "steps_per_print": 3, "wall_clock_breakdown": true,
+  lab::world(2, [&](World& world) {
+    EngineOptions o = options(config(1, concat(R"("steps_per_print": 3, "wall_clock_breakdown": true,
         "memory_breakdown": true, "csv_monitor": {"enabled": true, "job_name": "job", "output_path": ")",
                                                folder.string(), "\"}")));
     o.log = log.get();
     o.name = "net";
-    auto engine = initialize(world, net, std::move(o));
-    Batches batches{world.rank(), world.size(), 4};
+    Trainer t(world, std::move(o));
     for (int u = 0; u < 7; ++u) {
-      engine.train_batch(batches,
-                         [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
-      const double loss = engine.loss();
-      EXPECT_EQ(engine.breakdown().empty(), !world.is_main() || u % 3 != 2) << u;
+      t.update();
+      const double loss = t.engine.loss();
+      EXPECT_EQ(t.engine.breakdown().empty(), !world.is_main() || u % 3 != 2) << u;
       if (world.is_main()) losses.push_back(loss);
     }
-    engine.add_scalar("Eval/accuracy", 0.25);
+    t.engine.add_scalar("Eval/accuracy", 0.25);
   });
   std::rewind(log.get());
   std::string printed(100'000, '\0');
@@ -313,26 +269,20 @@ TEST(Engine, ReportsUpdatesAsTheConfigurationAsks) {
 
 /// A second reduction would wait for the other rank.
 TEST(Engine, TheLossOfAnUpdateIsReducedOnceForAllReports) {
-  const auto folder = std::filesystem::temp_directory_path() / concat("rz-loss-", ::getpid());
-  in_world(2, [&](World& world) {
-    Net net;
-    auto engine = initialize(
-        world, net,
-        options(config(
-            0, concat(R"(, "csv_monitor": {"enabled": true, "output_path": ")", folder.string(), R"("})"))));
-    Batches batches{world.rank(), world.size(), 4};
-    const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+  const test::Folder folder;
+  lab::world(2, [&](World& world) {
+    Trainer t(world, options(config(0, concat(R"("csv_monitor": {"enabled": true, "output_path": ")",
+                                              folder.path(), R"("})"))));
     for (int u = 0; u < 2; ++u) {
-      engine.train_batch(batches, forward);
-      if (world.is_main()) EXPECT_GT(engine.loss(), 0);
+      t.update();
+      if (world.is_main()) EXPECT_GT(t.engine.loss(), 0);
     }
-    const double first = engine.loss();
-    engine.backward(forward(engine.tape(), batches.next()));
-    EXPECT_NE(engine.loss(), first) << "of the update in progress";
-    engine.cancel_update();
+    const double first = t.engine.loss();
+    t.engine.backward(t.net(t.engine.tape(), t.loader.next()));
+    EXPECT_NE(t.engine.loss(), first) << "of the update in progress";
+    t.engine.cancel_update();
     world.wait_for_everyone();
   });
-  std::filesystem::remove_all(folder);
 }
 
 /// RFC 3720, appendix B.4.
@@ -346,19 +296,15 @@ TEST(Engine, ChecksumsOfEventFilesAreThoseOfTheStandard) {
 /// Awaited at once, so that nothing is exposed beside it, and counted as Traffic counts.
 TEST(Engine, TheCommsLoggerCountsWhatTheStrategySends) {
   for (const int stage : {0, 3})
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       const auto train = [&](const char* section) {
-        Net net;
-        auto engine = initialize(world, net, options(config(stage, section)));
-        Batches batches{world.rank(), world.size(), 4};
-        for (int u = 0; u < 3; ++u)
-          engine.train_batch(batches,
-                             [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
-        return std::tuple(engine.log_summary(), engine.loss(), engine.strategy().traffic().total());
+        Trainer t(world, options(config(stage, section)));
+        for (int u = 0; u < 3; ++u) t.update();
+        return std::tuple(t.engine.log_summary(), t.engine.loss(), t.engine.strategy().traffic().total());
       };
       const auto [none, loss, traffic] = train("");
       EXPECT_EQ(none, "");
-      const auto [table, measured_loss, measured] = train(R"(, "comms_logger": {"enabled": true})");
+      const auto [table, measured_loss, measured] = train(R"("comms_logger": {"enabled": true})");
       EXPECT_EQ(measured_loss, loss);
       EXPECT_EQ(measured, traffic);
       std::uint64_t calls = 0;
@@ -375,7 +321,7 @@ TEST(Engine, TheCommsLoggerCountsWhatTheStrategySends) {
       EXPECT_EQ(calls, traffic.all_reduce.calls + traffic.reduce_scatter.calls + traffic.all_gather.calls)
           << table;
       const auto [some, same_loss, same] = train(
-          R"(, "comms_logger": {"enabled": true, "prof_all": false, "prof_ops": ["all_gather_into_tensor"]})");
+          R"("comms_logger": {"enabled": true, "prof_all": false, "prof_ops": ["all_gather_into_tensor"]})");
       EXPECT_EQ(some.find("reduce"), std::string::npos) << some;
       EXPECT_EQ(some.find("all_gather") != std::string::npos, stage == 3) << some;
     });
@@ -403,27 +349,21 @@ std::string single_spaced(const std::string& text) {
 TEST(Engine, TheFlopsProfilerCountsOneUpdate) {
   const auto file = std::filesystem::temp_directory_path() / concat("rz-flops-", ::getpid());
   for (const bool by_pass : {false, true})
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       const auto train = [&](const std::string& section, std::vector<std::string>* reports) {
-        Net net;
-        auto engine = initialize(world, net, options(config(3, section)));
-        Batches batches{world.rank(), world.size(), 4};
-        const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
-        while (engine.global_steps() < 4) {
-          engine.evaluate([&](Tape& t) { return engine.item(forward(t, batch(1, 4))); });
-          const std::int64_t before = engine.global_steps();
-          if (!by_pass) engine.train_batch(batches, forward);
-          while (by_pass && engine.global_steps() == before) {
-            engine.backward(forward(engine.tape(), batches.next()));
-            engine.step();
+        Trainer t(world, options(config(3, section)));
+        while (t.engine.global_steps() < 4) {
+          t.engine.evaluate([&](Tape& tape) { return t.engine.item(t.net(tape, batch(1))); });
+          if (!by_pass) t.update();
+          while (by_pass && !t.pass()) {
           }
-          if (reports) reports->push_back(engine.breakdown());
+          if (reports) reports->push_back(t.engine.breakdown());
         }
-        return engine.loss();
+        return t.engine.loss();
       };
       std::vector<std::string> reports;
       const double loss = train("", nullptr);
-      EXPECT_EQ(train(R"(, "flops_profiler": {"enabled": true, "profile_step": 2})", &reports), loss);
+      EXPECT_EQ(train(R"("flops_profiler": {"enabled": true, "profile_step": 2})", &reports), loss);
       for (const std::size_t u : {0, 1, 3}) EXPECT_EQ(reports[u], "");
       const std::string report = single_spaced(reports[2]);
       EXPECT_EQ(report.empty(), !world.is_main());
@@ -438,7 +378,7 @@ TEST(Engine, TheFlopsProfilerCountsOneUpdate) {
       has("top of depth 1: MACs: fc2 2.88 K; parameters: fc1 112;");
       has(" fc2 85 960 1.92 K 55.6%");
       const std::string keys =
-          R"(, "flops_profiler": {"enabled": true, "module_depth": 0, "detailed": false, "output_file": ")";
+          R"("flops_profiler": {"enabled": true, "module_depth": 0, "detailed": false, "output_file": ")";
       EXPECT_EQ(train(concat(keys, file.string(), R"("})"), nullptr), loss);
       if (!world.is_main()) return;
       const std::string written = text_of(file);
@@ -451,15 +391,11 @@ TEST(Engine, TheFlopsProfilerCountsOneUpdate) {
 /// Of updates 2 and 3, of both ranks.
 TEST(Engine, ATraceHasThePhasesAndTheCollectivesOfAllRanks) {
   const auto file = std::filesystem::temp_directory_path() / concat("rz-trace-", ::getpid(), ".json");
-  in_world(2, [&](World& world) {
-    Net net;
-    auto engine = initialize(world, net,
-                             options(config(3, concat(R"(, "ringzero": {"trace": {"path": ")", file.string(),
-                                                      R"(", "first_step": 2, "steps": 2}})"))));
-    Batches batches{world.rank(), world.size(), 4};
+  lab::world(2, [&](World& world) {
+    Trainer t(world, options(config(3, concat(R"("ringzero": {"trace": {"path": ")", file.string(),
+                                              R"(", "first_step": 2, "steps": 2}})"))));
     for (int u = 0; u < 4; ++u) {
-      engine.train_batch(batches,
-                         [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
+      t.update();
       if (world.is_main()) EXPECT_EQ(std::filesystem::file_size(file) > 0, u >= 2) << "emptied at the start";
     }
   });
@@ -492,38 +428,34 @@ struct Blocks : Module {
       ++calls;
       return nn::add(t, x, drop(t, nn::tanh(t, fc(t, x))));
     }
-    nn::Linear fc{*this, "fc", in, in};
+    nn::Linear fc{*this, "fc", 6, 6};
     nn::Dropout drop{*this, "drop", 0.2};
     int calls = 0;
   };
-  Blocks() {
-    layers.append<nn::Linear>(in, in).append<Block>().append<Block>().append<nn::Linear>(in, classes);
+  Blocks() { layers.append<nn::Linear>(6u, 6u).append<Block>().append<Block>().append<nn::Linear>(6u, 5u); }
+  nn::Loss operator()(Tape& t, const Batch& b) {
+    return nn::cross_entropy(t, layers(t, t.constant(b["x"])), b["y"]);
   }
-  Var operator()(Tape& t, const Tensor& x) { return layers(t, t.constant(x)); }
   int calls() { return static_cast<Block&>(layers[1]).calls; }
   nn::Sequential layers{*this, "layers"};
 };
 
 TEST(Engine, ActivationCheckpointingRunsBlocksTwiceWithTheSameBits) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     for (const int stage : {0, 3}) {
       const auto run = [&](const char* checkpointing) {
-        Blocks net;
-        auto engine = initialize(world, net, options(config(stage, checkpointing)));
-        Batches batches{world.rank(), world.size(), 4};
-        Trained out;
+        Trainer<Blocks> t(world, options(config(stage, checkpointing)));
+        Trace out;
         for (int u = 0; u < 3; ++u) {
-          engine.train_batch(batches,
-                             [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
-          record(engine, out);
+          t.update();
+          out.updates.push_back(lab::report_of(t.engine));
         }
-        out.values = values_of(engine.strategy(), net);
-        return std::pair(out, net.calls());
+        out.values = values_of(t.engine, t.net);
+        return std::pair(out, t.net.calls());
       };
       const auto [plain, calls] = run("");
-      const auto [recomputed, calls_again] =
-          run(R"(, "activation_checkpointing": {"number_checkpoints": 2})");
-      EXPECT_TRUE(recomputed == plain) << "stage " << stage;
+      const auto [recomputed, calls_again] = run(R"("activation_checkpointing": {"number_checkpoints": 2})");
+      EXPECT_EQ(recomputed, plain) << "stage " << stage;
       EXPECT_EQ(calls, 9);
       EXPECT_EQ(calls_again, 18);
     }
@@ -531,10 +463,10 @@ TEST(Engine, ActivationCheckpointingRunsBlocksTwiceWithTheSameBits) {
 }
 
 TEST(Engine, AFolderThatCannotBeMadeIsAnErrorOnAllRanks) {
-  in_world(2, [&](World& world) {
-    Net net;
+  lab::world(2, [&](World& world) {
+    Mlp net;
     const Error e = test::error_of([&] {
-      initialize(world, net, options(config(0, R"(, "csv_monitor": {"enabled": true,
+      initialize(world, net, options(config(0, R"("csv_monitor": {"enabled": true,
           "output_path": "/proc/none"})")));
     });
     EXPECT_EQ(e.code(), Errc::io);
@@ -543,47 +475,47 @@ TEST(Engine, AFolderThatCannotBeMadeIsAnErrorOnAllRanks) {
 }
 
 TEST(Engine, AStepInsideNoSyncIsAnErrorThatNamesIt) {
-  in_world(2, [](World& world) {
-    Net net;
+  lab::world(2, [](World& world) {
+    Mlp net;
     auto engine = initialize(world, net, options(config(1)));
     const Engine::NoSync no_sync(engine);
-    const Batch b = batch(0, 4);
-    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+    engine.backward(net(engine.tape(), batch(0)));
     const Error e = test::error_of([&] { engine.step(); });
     EXPECT_EQ(e.code(), Errc::unsynchronised);
     EXPECT_NE(std::string(e.what()).find("step() inside NoSync"), std::string::npos) << e.what();
   });
 }
 
+/// The same one again and again, of no loader.
+struct OneBatch {
+  Batch& next() { return b; }
+  Batch b = batch(0);
+};
+
 TEST(Engine, AnUpdateOfTrainBatchInsideNoSyncIsAnErrorThatNamesIt) {
-  in_world(2, [](World& world) {
-    Net net;
+  lab::world(2, [](World& world) {
+    Mlp net;
     auto engine = initialize(world, net, options(config(1)));
-    struct {
-      Batch& next() { return b; }
-      Batch b = batch(0, 4);
-    } batches;
-    const auto forward = [&](Tape& t, Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+    OneBatch batches;
     {
       const Engine::NoSync no_sync(engine);
-      const Error e = test::error_of([&] { engine.train_batch(batches, forward); });
+      const Error e = test::error_of([&] { engine.train_batch(batches, std::ref(net)); });
       EXPECT_EQ(e.code(), Errc::unsynchronised);
       EXPECT_NE(std::string(e.what()).find("train_batch() inside NoSync"), std::string::npos) << e.what();
     }
-    engine.train_batch(batches, forward);
+    engine.train_batch(batches, std::ref(net));
     EXPECT_EQ(engine.global_steps(), 1);
   });
 }
 
 TEST(Engine, AnUpdateWhoseLastPassDidNotSynchroniseIsAnError) {
-  in_world(2, [](World& world) {
-    Net net;
+  lab::world(2, [](World& world) {
+    Mlp net;
     auto engine = initialize(world, net, options(config(0)));
     for (int m = 0; m < 3; ++m) {
-      const Batch b = batch(0, 4);
       {
         const Engine::NoSync no_sync(engine);
-        engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+        engine.backward(net(engine.tape(), batch(0)));
       }
       if (m < 2)
         engine.step();
@@ -594,14 +526,13 @@ TEST(Engine, AnUpdateWhoseLastPassDidNotSynchroniseIsAnError) {
 }
 
 TEST(Engine, AForcedBoundaryEndsAnUpdateEarlierOrLater) {
-  in_world(2, [](World& world) {
-    Net net;
+  lab::world(2, [](World& world) {
+    Mlp net;
     auto engine = initialize(world, net, options(config(1)));  // three micro-batches per update
     std::vector<bool> boundaries, updated;
     const auto pass = [&](std::optional<bool> boundary) {
       engine.set_gradient_accumulation_boundary(boundary);
-      const Batch b = batch(updated.size(), 4);
-      engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+      engine.backward(net(engine.tape(), batch(updated.size())));
       boundaries.push_back(engine.is_gradient_accumulation_boundary());
       updated.push_back(engine.step());
     };
@@ -617,54 +548,49 @@ TEST(Engine, AForcedBoundaryEndsAnUpdateEarlierOrLater) {
 }
 
 TEST(Engine, AStepWithoutABackwardIsAnError) {
-  in_world(1, [](World& world) {
-    Net net;
+  lab::world(1, [](World& world) {
+    Mlp net;
     auto engine = initialize(world, net, options(config(0)));
     EXPECT_EQ(test::error_of([&] { engine.step(); }).code(), Errc::invalid_argument);
   });
 }
 
 TEST(Engine, WithoutAnOptimizerItRunsInferenceOnly) {
-  in_world(2, [](World& world) {
-    Net trained, net;
+  lab::world(2, [](World& world) {
+    Mlp trained, net;
     auto student = initialize(world, trained, options(config(0)));
     auto teacher = initialize(world, net, options(R"({"zero_optimization": {"stage": 3,
         "stage3_param_persistence_threshold": 0}})"));
-    const Batch b = batch(1, 4);
-    const Tensor expected = student.evaluate([&](Tape& t) { return t.value(trained(t, b.x)); });
-    const Tensor logits = teacher.evaluate([&](Tape& t) { return t.value(net(t, b.x)); });
+    const Batch b = batch(1);
+    const Tensor expected = student.evaluate([&](Tape& t) { return t.value(trained(t, b["x"])); });
+    const Tensor logits = teacher.evaluate([&](Tape& t) { return t.value(net(t, b["x"])); });
     for (std::size_t i = 0; i < logits.count(); ++i)
       EXPECT_EQ(logits.data<float>()[i], expected.data<float>()[i]);
     EXPECT_EQ(teacher.strategy().memory().gradients, 0u);
     EXPECT_EQ(teacher.strategy().memory().optimizer_state, 0u);
-    const Error e = test::error_of(
-        [&] { teacher.backward(nn::cross_entropy(teacher.tape(), net(teacher.tape(), b.x), b.y)); });
+    const Error e = test::error_of([&] { teacher.backward(net(teacher.tape(), b)); });
     EXPECT_EQ(e.code(), Errc::invalid_argument);
   });
 }
 
 TEST(Engine, EvaluationUsesNoDropoutAndLeavesTrainingAsItWas) {
-  in_world(1, [](World& world) {
+  lab::world(1, [](World& world) {
     const auto run = [&](bool evaluate) {
-      Net net;
-      auto engine = initialize(world, net, options(config(0)));
-      Batches batches{0, 1, 4};
+      Trainer t(world, options(config(0)));
       std::vector<double> losses;
-      while (engine.global_steps() < 4) {
-        const Batch& b = batches.next();
+      while (t.engine.global_steps() < 4) {
         if (evaluate) {
-          const Batch other = batch(99, 4);
+          const Batch other = batch(99);
           const auto logits = [&] {
-            return engine.evaluate([&](Tape& t) { return t.value(net(t, other.x)); });
+            return t.engine.evaluate([&](Tape& tape) { return tape.value(t.net(tape, other["x"])); });
           };
           const Tensor once = logits(), twice = logits();
           for (std::size_t i = 0; i < once.count(); ++i)
             EXPECT_EQ(once.data<float>()[i], twice.data<float>()[i]);
         }
-        engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-        if (engine.step()) losses.push_back(engine.loss());
+        if (t.pass()) losses.push_back(t.engine.loss());
       }
-      EXPECT_TRUE(net.training());
+      EXPECT_TRUE(t.net.training());
       return losses;
     };
     EXPECT_EQ(run(true), run(false));
@@ -673,30 +599,24 @@ TEST(Engine, EvaluationUsesNoDropoutAndLeavesTrainingAsItWas) {
 
 /// train_batch() leaves no gradients to what comes after it.
 TEST(Engine, PassesAndErrorsAfterTrainBatchBeginAnUpdate) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     for (const int stage : {0, 1, 2, 3}) {
       const auto run = [&](bool by_update, bool fails) {
-        Net net;
-        auto engine = initialize(world, net, options(config(stage)));
-        Batches batches{world.rank(), world.size(), 4};
-        const auto loss = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+        Trainer t(world, options(config(stage)));
         for (int u = 0; u < 4; ++u) {
           if (by_update && u % 2 == 0)
-            engine.train_batch(batches, loss);
+            t.update();
           else
-            for (int m = 0; m < 3; ++m) {
-              engine.backward(loss(engine.tape(), batches.next()));
-              engine.step();
-            }
+            for (int m = 0; m < 3; ++m) t.pass();
           if (!fails) continue;
-          if (world.rank() == 0) {
-            engine.cancel_update();
-          } else {
-            Batches others{1, 2, 4};
-            EXPECT_EQ(test::error_of([&] { engine.train_batch(others, loss); }).code(), Errc::cancelled);
-          }
+          OneBatch other;
+          if (world.rank() == 0)
+            t.engine.cancel_update();
+          else
+            EXPECT_EQ(test::error_of([&] { t.engine.train_batch(other, std::ref(t.net)); }).code(),
+                      Errc::cancelled);
         }
-        return std::pair(values_of(engine.strategy(), net), engine.report().grad_norm);
+        return std::pair(values_of(t.engine, t.net), t.engine.report().grad_norm);
       };
       const auto expected = run(false, false);
       EXPECT_EQ(run(true, false), expected) << "stage " << stage;
@@ -707,34 +627,33 @@ TEST(Engine, PassesAndErrorsAfterTrainBatchBeginAnUpdate) {
 
 /// Of f16 values it is in f16, and the first loss scales overflow.
 TEST(Engine, TrainBatchTakesAnyScalarAsBackwardDoes) {
-  const auto own_loss = [](Tape& t, Net& net, const Batch& b) {
-    return nn::mean(t, nn::softplus(t, net(t, b.x)));
+  const auto own_loss = [](Tape& t, Mlp& net, const Batch& b) {
+    return nn::mean(t, nn::softplus(t, net(t, b["x"])));
   };
   for (const char* precision :
-       {"", R"(, "bf16": {"enabled": true})", R"(, "fp16": {"enabled": true, "initial_scale_power": 20})"})
-    in_world(2, [&](World& world) {
+       {"", R"("bf16": {"enabled": true})", R"("fp16": {"enabled": true, "initial_scale_power": 20})"})
+    lab::world(2, [&](World& world) {
       for (const int stage : {0, 1, 2, 3}) {
         const auto run = [&](bool by_update) {
-          Net net;
-          auto engine = initialize(world, net, options(config(stage, precision)));
-          Batches batches{world.rank(), world.size(), 4};
+          Trainer t(world, options(config(stage, precision)));
           std::vector<double> reported;
-          while (engine.global_steps() < 12) {
+          while (t.engine.global_steps() < 12) {
             if (by_update) {
-              engine.train_batch(batches, [&](Tape& t, const Batch& b) { return own_loss(t, net, b); });
+              t.engine.train_batch(t.loader,
+                                   [&](Tape& tape, const Batch& b) { return own_loss(tape, t.net, b); });
             } else {
-              engine.backward(own_loss(engine.tape(), net, batches.next()));
-              if (!engine.step()) continue;
+              t.engine.backward(own_loss(t.engine.tape(), t.net, t.loader.next()));
+              if (!t.engine.step()) continue;
             }
-            const StepReport& r = engine.report();
-            reported.insert(reported.end(), {engine.loss(), r.loss_scale, static_cast<double>(r.skipped)});
+            const StepReport& r = t.engine.report();
+            reported.insert(reported.end(), {t.engine.loss(), r.loss_scale, static_cast<double>(r.skipped)});
             if (!r.skipped) reported.push_back(r.grad_norm);
           }
-          const Batch b = batch(100, 4);
+          const Batch b = batch(100);
           reported.push_back(
-              engine.evaluate([&](Tape& t) { return engine.item(own_loss(t, net, b)); }).value());
+              t.engine.evaluate([&](Tape& tape) { return t.engine.item(own_loss(tape, t.net, b)); }).value());
           EXPECT_LT(reported.back(), reported.front());
-          return std::pair(values_of(engine.strategy(), net), reported);
+          return std::pair(values_of(t.engine, t.net), reported);
         };
         EXPECT_EQ(run(true), run(false)) << "stage " << stage << precision;
       }
@@ -742,20 +661,18 @@ TEST(Engine, TrainBatchTakesAnyScalarAsBackwardDoes) {
 }
 
 TEST(Engine, ALossThatIsNoScalarIsRefused) {
-  in_world(1, [](World& world) {
-    Net net;
-    auto engine = initialize(world, net, options(config(0)));
-    Batches batches{0, 1, 4};
-    const auto forward = [&](Tape& t, const Batch& b) { return net(t, b.x); };
+  lab::world(1, [](World& world) {
+    Trainer t(world, options(config(0)));
+    Engine& engine = t.engine;
+    const auto forward = [&](Tape& tape, const Batch& b) { return t.net(tape, b["x"]); };
     const char* const text =
         "backward() starts from a scalar, not from [4, 5]: take its nn::mean() or nn::sum()";
-    EXPECT_STREQ(test::error_of([&] { engine.backward(forward(engine.tape(), batches.next())); }).what(),
-                 text);
+    EXPECT_STREQ(test::error_of([&] { engine.backward(forward(engine.tape(), batch(0))); }).what(), text);
     engine.cancel_update();
-    EXPECT_STREQ(test::error_of([&] { engine.train_batch(batches, forward); }).what(), text);
+    EXPECT_STREQ(test::error_of([&] { engine.train_batch(t.loader, forward); }).what(), text);
     engine.cancel_update();
     EXPECT_EQ(test::error_of([&] {
-                engine.train_batch(batches, [](Tape&, const Batch&) { return Var(); });
+                engine.train_batch(t.loader, [](Tape&, const Batch&) { return Var(); });
               }).code(),
               Errc::invalid_argument);
   });
@@ -764,16 +681,13 @@ TEST(Engine, ALossThatIsNoScalarIsRefused) {
 TEST(Engine, MicroBatchesThatFillNoUpdateAreReported) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::tmpfile(), std::fclose);
   for (const int passes : {3, 4, 2})
-    in_world(2, [&](World& world) {
-      Net net;
+    lab::world(2, [&](World& world) {
       auto o = options(config(0));
       o.log = log.get(), o.name = concat("net", passes);
-      auto engine = initialize(world, net, std::move(o));
-      Batches batches{world.rank(), world.size(), 4};
+      Trainer t(world, std::move(o));
       for (int m = 0; m < passes; ++m) {
-        engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), batches.next().x),
-                                          Tensor::zeros({4}, DType::i32)));
-        if (m + 1 < passes || passes != 2) engine.step();
+        t.engine.backward(t.net(t.engine.tape(), t.loader.next()));
+        if (m + 1 < passes || passes != 2) t.engine.step();
       }
     });
   std::rewind(log.get());
@@ -789,8 +703,8 @@ TEST(Engine, MicroBatchesThatFillNoUpdateAreReported) {
 }
 
 TEST(Engine, LambHasTheOptionsOfTheConfiguration) {
-  in_world(1, [](World& world) {
-    Net net;
+  lab::world(1, [](World& world) {
+    Mlp net;
     auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
         "optimizer": {"type": "Lamb", "params": {"lr": 0.5, "betas": [0.5, 0.75], "eps": 0.25, "weight_decay": 2,
             "min_coeff": 0.125, "max_coeff": 4, "bias_correction": false, "eps_inside_sqrt": true}}})"));
@@ -808,8 +722,8 @@ TEST(Engine, LambHasTheOptionsOfTheConfiguration) {
 }
 
 TEST(Engine, AWrongConfigurationIsTheSameErrorOnAllRanks) {
-  in_world(3, [](World& world) {
-    Net net;
+  lab::world(3, [](World& world) {
+    Mlp net;
     EngineOptions o = options(world.rank() == 2 ? R"({"zero_optimisation": 2})" : config(1));
     const Error e = test::error_of([&] { initialize(world, net, std::move(o)); });
     EXPECT_EQ(e.code(), Errc::config);
@@ -819,8 +733,8 @@ TEST(Engine, AWrongConfigurationIsTheSameErrorOnAllRanks) {
 }
 
 TEST(Engine, ConfigurationsThatDifferOverTheRanksAreNamed) {
-  in_world(2, [](World& world) {
-    Net net;
+  lab::world(2, [](World& world) {
+    Mlp net;
     const Error e = test::error_of([&] { initialize(world, net, options(config(world.rank()))); });
     EXPECT_EQ(e.code(), Errc::mismatch);
     EXPECT_EQ(e.culprit(), -1) << "neither of two ranks differs from a majority";
@@ -828,23 +742,22 @@ TEST(Engine, ConfigurationsThatDifferOverTheRanksAreNamed) {
 }
 
 TEST(Engine, AModelWithValuesStartsFromThoseOfRank0) {
-  in_world(2, [](World& world) {
-    Net net;
+  lab::world(2, [](World& world) {
+    Mlp net;
     init_parameters((allocate_parameters(net), net), static_cast<std::uint64_t>(world.rank()) + 1);
     auto engine = initialize(world, net, options(config(3)));
-    Net first;
+    Mlp first;
     init_parameters((allocate_parameters(first), first), 1);
     std::vector<float> values;
     for (const Parameter* p : first.parameters())
       values.insert(values.end(), p->value.data<float>(), p->value.data<float>() + p->value.count());
-    EXPECT_EQ(values_of(engine.strategy(), net), values);
+    EXPECT_EQ(values_of(engine, net), values);
   });
 }
 
 TEST(Engine, RefusesAMeshThatDoesNotFit) {
-  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, 2, std::move(store)));
-    Net net;
+  lab::world(2, [](World& world) {
+    Mlp net;
     const auto on = [&](const MeshSizes& mesh) {
       return initialize(world, net, {.config = config(2), .mesh = mesh, .log = nullptr});
     };

@@ -8,8 +8,8 @@
 
 #include "autograd_lite/ops.h"
 #include "sharding/parallel/collectives.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -59,14 +59,13 @@ Result run(const Operator& op, std::size_t rows, const Moved& moved, Communicato
 void expect_adjoint(const Operator& op, const std::vector<std::size_t>& rows) {
   constexpr float h = 1.0f / 16;  // the loss is quadratic: central differences are exact except for rounding
   const int ranks = static_cast<int>(rows.size());
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
-    const std::size_t own = rows[static_cast<std::size_t>(rank)];
+  lab::group(ranks, [&](Communicator& comm) {
+    const std::size_t own = rows[static_cast<std::size_t>(comm.rank())];
     const Result here = run(op, own, {}, comm);
     for (int r = 0; r < ranks; ++r)
       for (std::size_t i = 0; i < rows[static_cast<std::size_t>(r)] * columns; ++i) {
         const double up = run(op, own, {r, i, h}, comm).loss, down = run(op, own, {r, i, -h}, comm).loss;
-        if (r == rank) {
+        if (r == comm.rank()) {
           EXPECT_NEAR(here.gradient[i], (up - down) / (2 * h), 2e-5) << r << ' ' << i;
         }
       }
@@ -107,11 +106,11 @@ TEST_P(Functional, AnotherDimensionIsDividedInEachBlock) {
         return functional::reduce_scatter(t, nn::reshape(t, x, blocks(4 * n)), c, -2);
       },
       all(4 * n));
-  test::run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     Tape tape;
     const Tensor x = Tensor::empty({2, 1, 1});
-    x.data<float>()[0] = static_cast<float>(rank), x.data<float>()[1] = static_cast<float>(10 + rank);
+    x.data<float>()[0] = static_cast<float>(comm.rank()),
+    x.data<float>()[1] = static_cast<float>(10 + comm.rank());
     const Tensor out = tape.value(functional::all_gather(tape, tape.constant(x), comm, -2));
     EXPECT_EQ(out.shape(), Shape({2, n, 1}));
     for (std::size_t i = 0; i < 2 * n; ++i)
@@ -122,15 +121,14 @@ TEST_P(Functional, AnotherDimensionIsDividedInEachBlock) {
 /// Each rank multiplies x, which all have, by a factor of its own; they hold one loss of the sum.
 TEST_P(Functional, RanksThatShareALayerHoldOneLoss) {
   const int n = GetParam();
-  test::run_ranks(n, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, n, std::move(store));
+  lab::group(n, [&](Communicator& comm) {
     const auto loss_at = [&](std::size_t element, float by, std::vector<float>* gradient) {
       Tape tape;
       const Tensor x = Tensor::empty({3, columns}), factor = Tensor::empty({3, columns}),
                    target = Tensor::empty({3, columns});
       for (std::size_t i = 0; i < x.count(); ++i) {
         x.data<float>()[i] = noise(0, i, 1) + (i == element ? by : 0);
-        factor.data<float>()[i] = noise(rank, i, 2), target.data<float>()[i] = noise(0, i, 3);
+        factor.data<float>()[i] = noise(comm.rank(), i, 2), target.data<float>()[i] = noise(0, i, 3);
       }
       const Var in = tape.variable(x), whole = functional::replicate(tape, in, comm);
       const Var sum = functional::combine(tape, nn::mul(tape, whole, tape.constant(factor)), comm);
@@ -158,8 +156,7 @@ TEST_P(Functional, RanksThatShareALayerHoldOneLoss) {
 TEST_P(Functional, WhatALayerDefersRunsBesideTheSumOfItsInput) {
   const int n = GetParam();
   std::atomic<int> deferred{0};
-  test::run_ranks(n, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, n, std::move(store));
+  lab::group(n, [&](Communicator& comm) {
     for (const bool gathers : {false, true}) {
       Tape tape;
       Tensor x = Tensor::empty({1, columns});
@@ -170,7 +167,7 @@ TEST_P(Functional, WhatALayerDefersRunsBesideTheSumOfItsInput) {
       const Var whole =
           gathers ? functional::all_gather(tape, in, group, 0) : functional::replicate(tape, in, group);
       const Var out = tape.record(tape.value(whole), {whole}, [&, whole](Tape& t, const Tensor& d) {
-        if (rank == n - 1)
+        if (comm.rank() == n - 1)
           while (deferred < (n - 1) * (gathers ? 2 : 1)) std::this_thread::yield();
         t.accumulate_grad(whole, d);
         ASSERT_TRUE(t.can_defer(whole));
@@ -178,7 +175,7 @@ TEST_P(Functional, WhatALayerDefersRunsBesideTheSumOfItsInput) {
       });
       tape.backward(nn::mse(tape, out, Tensor::empty(tape.value(out).shape())));
       comm.barrier().wait();
-      if (rank == n - 1) --deferred;  // its own
+      if (comm.rank() == n - 1) --deferred;  // its own
       comm.barrier().wait();
     }
   });

@@ -11,9 +11,9 @@
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -26,13 +26,6 @@ std::string config(int stage) {
   return concat(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": )",
                 stage, R"(, "stage3_param_persistence_threshold": 0}})");
-}
-
-void in_world(int ranks, const std::function<void(World&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
 }
 
 nn::Loss loss_of(Gpt2& model, Tape& tape, const Batch& batch) {
@@ -63,7 +56,7 @@ class Gpt2Program : public testing::Test, protected test::Folder {
 TEST_F(Gpt2Program, TrainsSavesAndGoesOnFromWhatItSaved) {
   for (int stage = 0; stage < 4; ++stage) {
     double trained = 0;
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Gpt2 model(small);
       Engine engine = initialize(world, model, {.config = config(stage), .log = nullptr});
       Loader loader = engine.loader(data());
@@ -76,7 +69,7 @@ TEST_F(Gpt2Program, TrainsSavesAndGoesOnFromWhatItSaved) {
       save_pretrained(path("model"), model, engine.strategy(), world.rank(), engine.stream());
       if (world.is_main()) trained = after;
     });
-    in_world(1, [&](World& world) {
+    lab::world(1, [&](World& world) {
       Gpt2 model(read_gpt2_config(path("model")));
       const PretrainedWeights weights(path("model"), model);
       Engine engine = initialize(
@@ -105,7 +98,7 @@ std::vector<double> losses(World& world, const TokenDataset& data, EngineOptions
 }
 
 TEST_F(Gpt2Program, AConfigurationMayHaveBeenReadBefore) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     const DsConfig read = parse_ds_config(config(2), "ds.json", {}, {.ranks = 2});
     EXPECT_EQ(losses(world, data(), {.ds_config = read}), losses(world, data(), {.config = config(2)}));
     DsConfig incomplete = read;
@@ -116,7 +109,7 @@ TEST_F(Gpt2Program, AConfigurationMayHaveBeenReadBefore) {
 }
 
 TEST_F(Gpt2Program, AnAbortReachesRanksThatWaitInTheEngine) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Gpt2 model(small);
     // With the number of terms given, an update is in the engine's communicator alone.
     Engine engine = initialize(world, model, {.config = config(1), .expected_terms = 256, .log = nullptr});

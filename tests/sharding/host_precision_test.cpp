@@ -14,8 +14,7 @@
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
 #include "tensor/ops.h"
-#include "tests/support/ranks.h"
-#include "tests/support/train_tiny.h"
+#include "tests/lab/training.h"
 
 namespace rz::test {
 namespace {
@@ -29,23 +28,26 @@ std::string text_of(const Precision& p) {
   return concat(name(p.parameters), " with gradients in ", name(p.gradients));
 }
 
-Reports train_in(const Precision& precision, StrategyKind kind, int ranks, std::int64_t updates) {
-  const Folder folder;
-  TinyRun run = smallest_run(kind, ranks, folder);
-  run.options.strategy_options.precision = precision;
-  run.options.ds.precision.skip_overflow = precision.parameters == DType::f16;
-  run.options.ds.precision.loss_scale.fixed = 1024;
-  return train(run, updates);
+lab::Trace train_in(const Precision& precision, StrategyKind kind, int ranks, std::int64_t updates) {
+  return lab::train({.model = lab::gpt(),
+                     .strategy = kind,
+                     .ranks = ranks,
+                     .updates = updates,
+                     .options = [=](EngineOptions& o) {
+                       o.ds_config->strategy.precision = precision;
+                       o.ds_config->precision.skip_overflow = precision.parameters == DType::f16;
+                       o.ds_config->precision.loss_scale.fixed = 1024;
+                     }});
 }
 
 TEST(HostPrecision, EveryStrategyHasTheSameBits) {
   for (const Precision& precision : precisions)
     for (const int ranks : {1, 2, 4}) {
       SCOPED_TRACE(concat(text_of(precision), ", ", ranks, " ranks"));
-      const Reports first = train_in(precision, StrategyKind::ddp, ranks, 4);
-      for (const auto& report : first) EXPECT_FALSE(report.skipped);
+      const lab::Trace first = train_in(precision, StrategyKind::ddp, ranks, 4);
+      for (const auto& update : first.updates) EXPECT_FALSE(update.skipped);
       for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
-        expect_same_bits(first, train_in(precision, kind, ranks, 4), name(kind));
+        EXPECT_EQ(train_in(precision, kind, ranks, 4), first) << name(kind);
     }
 }
 
@@ -61,12 +63,12 @@ TEST(HostPrecision, EveryStrategyHasTheSameBits) {
 /// 0.035 in this case.
 TEST(HostPrecision, TheFirstLossIsThatOfF32WithinRounding) {
   constexpr double layers = 4, channels = 16, largest_weight = 0.035;
-  const double full = train_in({}, StrategyKind::ddp, 1, 1)[0].loss;
+  const double full = train_in({}, StrategyKind::ddp, 1, 1).updates[0].loss;
   for (const Precision& precision : precisions) {
     const double u = precision.parameters == DType::bf16 ? 0x1p-8 : 0x1p-11;
     const double bound = 2 * (16 * layers + 6) * u * channels * largest_weight;
     for (const int ranks : {1, 2, 4}) {
-      const double loss = train_in(precision, StrategyKind::zero2, ranks, 1)[0].loss;
+      const double loss = train_in(precision, StrategyKind::zero2, ranks, 1).updates[0].loss;
       EXPECT_NEAR(loss, full, bound) << text_of(precision);
       EXPECT_NE(loss, full) << text_of(precision);
     }
@@ -75,15 +77,13 @@ TEST(HostPrecision, TheFirstLossIsThatOfF32WithinRounding) {
 
 /// Gradients of 16 bits and of f32 both lead where f32 leads, while the model learns.
 TEST(HostPrecision, TrainingFollowsF32) {
-  constexpr int updates = 30;
-  const Reports full = train_in({}, StrategyKind::zero1, 2, updates);
-  const double learned = full.front().loss - full.back().loss;
-  EXPECT_GT(learned, 0.2);
-  for (const Precision& precision : precisions) {
-    const Reports reports = train_in(precision, StrategyKind::zero1, 2, updates);
-    const double own = reports.front().loss - reports.back().loss;
-    EXPECT_NEAR(own, learned, 0.1 * learned) << text_of(precision);
-  }
+  const auto learned = [](const Precision& precision) {
+    const auto updates = train_in(precision, StrategyKind::zero1, 2, 30).updates;
+    return updates.front().loss - updates.back().loss;
+  };
+  const double full = learned({});
+  EXPECT_GT(full, 0.2);
+  for (const Precision& p : precisions) EXPECT_NEAR(learned(p), full, 0.1 * full) << text_of(p);
 }
 
 constexpr std::size_t tokens = 8;
@@ -125,14 +125,7 @@ struct ScaledRank {
   }
 
   /// The masters of all parameters.
-  std::vector<float> values() {
-    std::vector<float> all;
-    for (const Parameter* p : model.parameters()) {
-      const Tensor whole = strategy->values().whole(*p, Stream());
-      all.insert(all.end(), whole.data<float>(), whole.data<float>() + whole.count());
-    }
-    return all;
-  }
+  std::vector<float> values() { return lab::values_of(*strategy, model); }
 
   Communicator& comm;
   Tape tape;
@@ -144,16 +137,16 @@ struct ScaledRank {
 
 TEST(HostPrecision, AnOverflowOnOneRankSkipsTheUpdateOfAll) {
   constexpr int ranks = 3;
-  for (const StrategyKind kind : strategies)
+  for (const StrategyKind kind : lab::strategies)
     for (const Precision& precision : {Precision{DType::f16, DType::f16}, Precision{DType::f16, DType::f32}})
       for (const float fault : {std::numeric_limits<float>::infinity(), std::nanf("")})
-        run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-          Communicator comm = Communicator::connect(rank, ranks, std::move(store));
+        lab::group(ranks, [&](Communicator& comm) {
           ScaledRank r(kind, precision, comm);
           EXPECT_FALSE(r.update(1).skipped);
           const std::vector<float> before = r.values();
-          EXPECT_TRUE(r.update(rank == 1 ? fault : 1).skipped) << name(kind) << ", rank " << rank;
-          EXPECT_EQ(r.values(), before) << name(kind) << ", rank " << rank;
+          EXPECT_TRUE(r.update(comm.rank() == 1 ? fault : 1).skipped)
+              << name(kind) << ", rank " << comm.rank();
+          EXPECT_EQ(r.values(), before) << name(kind) << ", rank " << comm.rank();
           EXPECT_EQ(r.scaler.scale(), 128);
           EXPECT_EQ(r.scaler.skipped(), 1);
           EXPECT_FALSE(r.update(1).skipped);
@@ -164,10 +157,9 @@ TEST(HostPrecision, AnOverflowOnOneRankSkipsTheUpdateOfAll) {
 }
 
 TEST(HostPrecision, WorkingValuesAreTheRoundedMasters) {
-  for (const StrategyKind kind : strategies)
+  for (const StrategyKind kind : lab::strategies)
     for (const DType t : {DType::bf16, DType::f16})
-      run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-        Communicator comm = Communicator::connect(rank, 2, std::move(store));
+      lab::group(2, [&](Communicator& comm) {
         ScaledRank r(kind, {t, t}, comm);
         for (int i = 0; i < 3; ++i) EXPECT_FALSE(r.update(1).skipped);
         if (kind == StrategyKind::zero3) return comm.barrier().wait();  // values are sharded
@@ -183,8 +175,7 @@ TEST(HostPrecision, WorkingValuesAreTheRoundedMasters) {
 }
 
 TEST(HostPrecision, GradientsOfAnotherTypeAreRefused) {
-  run_ranks(1, [&](int, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(0, 1, std::move(store));
+  lab::group(1, [](Communicator& comm) {
     Gpt2 model({.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = tokens, .vocab_size = 32});
     for (const Precision& p : {Precision{DType::bf16, DType::f16}, Precision{DType::f64, DType::f32},
                                Precision{DType::f32, DType::bf16}})

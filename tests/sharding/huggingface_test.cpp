@@ -22,9 +22,9 @@
 #include "sharding/io/json.h"
 #include "sharding/strategy/strategy.h"
 #include "sharding/tokenizer/tokenizer.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
 #include "tests/support/huggingface_folder.h"
-#include "tests/support/ranks.h"
 #include "tests/support/written_checkpoint.h"
 
 namespace rz {
@@ -33,7 +33,6 @@ namespace {
 namespace fs = std::filesystem;
 using test::error_of;
 using test::expect_parts;
-using test::run_ranks;
 using test::values_in;
 
 using Tensors = std::vector<SafetensorsSpec>;
@@ -341,14 +340,13 @@ std::string bytes_of(const std::string& path) { return read_text_file(path); }
 
 /// Writes the initial model of a seed with one rank.
 void save_initial(const std::string& folder, const Gpt2Config& config, std::uint64_t seed) {
-  run_ranks(1, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, 1, std::move(store));
+  lab::group(1, [&](Communicator& comm) {
     Gpt2 model(config);
     const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
     strategy->values().fill([&](const Parameter& p, Range elements, float* out) {
       init_slice(p, {out, elements.count()}, elements.begin, seed);
     });
-    save_pretrained(folder, model, *strategy, rank, Stream());
+    save_pretrained(folder, model, *strategy, comm.rank(), Stream());
   });
 }
 
@@ -359,12 +357,11 @@ TEST_F(HuggingFace, WhatIsSavedIsLoadedByEveryStrategyAndSavedAgain) {
     save_initial(path("first"), config, 3);
     for (const StrategyKind kind :
          {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3}) {
-      run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-        Communicator comm = Communicator::connect(rank, 3, std::move(store));
+      lab::group(3, [&](Communicator& comm) {
         Gpt2 model(read_gpt2_config(path("first")));
         const auto strategy = make_strategy(kind, model, comm);
         EXPECT_EQ(load_pretrained(*strategy, model, path("first")).missing_keys().size(), 0u);
-        save_pretrained(path("again"), model, *strategy, rank, Stream());
+        save_pretrained(path("again"), model, *strategy, comm.rank(), Stream());
         comm.barrier().wait();
       });
       for (const char* file : {"model.safetensors", "config.json"})
@@ -396,8 +393,7 @@ TEST_F(HuggingFace, APartOfAModelIsLoaded) {
   std::vector<float> initial(15);
   for (const auto kind : {StrategyKind::ddp, StrategyKind::zero2, StrategyKind::zero3})
     for (const bool filled : {true, false})
-      run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-        Communicator comm = Communicator::connect(rank, 2, std::move(store));
+      lab::group(2, [&](Communicator& comm) {
         Net net;
         const auto strategy = make_strategy(kind, net, comm);
         if (filled)
@@ -453,8 +449,7 @@ TEST_F(HuggingFace, RanksOfZero3TogetherReadTheModelOnce) {
   const std::uint64_t size = fs::file_size(path("model/model.safetensors"));
   const auto read_by = [&](StrategyKind kind) {
     std::uint64_t total = 0;
-    run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
-      Communicator comm = Communicator::connect(rank, 4, std::move(store));
+    lab::group(4, [&](Communicator& comm) {
       Gpt2 model(config);
       const auto strategy = make_strategy(kind, model, comm);
       comm.barrier().wait();
@@ -462,7 +457,7 @@ TEST_F(HuggingFace, RanksOfZero3TogetherReadTheModelOnce) {
       comm.barrier().wait();
       load_pretrained(*strategy, model, path("model"));
       comm.barrier().wait();
-      if (rank == 0) total = bytes_read() - before;
+      if (comm.rank() == 0) total = bytes_read() - before;
     });
     return total;
   };
@@ -474,8 +469,7 @@ TEST_F(HuggingFace, RanksOfZero3TogetherReadTheModelOnce) {
 TEST_F(HuggingFace, NonfiniteWeightsAreSavedOnRequestOnly) {
   save_initial(path("model"), tiny, 5);
   const std::string before = bytes_of(path("model/model.safetensors"));
-  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     Gpt2 model(tiny);
     const auto strategy = make_strategy(StrategyKind::zero3, model, comm);
     strategy->values().fill([&](const Parameter& p, Range elements, float* out) {
@@ -483,7 +477,7 @@ TEST_F(HuggingFace, NonfiniteWeightsAreSavedOnRequestOnly) {
         *out++ = p.name == "transformer.ln_f.bias" && i == 11 ? NAN : 0.5f;
     });
     try {
-      save_pretrained(path("model"), model, *strategy, rank, Stream());
+      save_pretrained(path("model"), model, *strategy, comm.rank(), Stream());
       ADD_FAILURE();
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::diverged);
@@ -493,7 +487,7 @@ TEST_F(HuggingFace, NonfiniteWeightsAreSavedOnRequestOnly) {
     comm.barrier().wait();
     EXPECT_EQ(bytes_of(path("model/model.safetensors")), before);
     comm.barrier().wait();
-    save_pretrained(path("model"), model, *strategy, rank, Stream(), {.nonfinite = true});
+    save_pretrained(path("model"), model, *strategy, comm.rank(), Stream(), {.nonfinite = true});
     comm.barrier().wait();
     EXPECT_NE(bytes_of(path("model/model.safetensors")), before);
   });
@@ -504,12 +498,11 @@ TEST_F(HuggingFace, NonfiniteWeightsAreSavedOnRequestOnly) {
 /// Of one rank or several, from the weights of a folder.
 void save_again(const std::string& from, const std::string& to, const SaveOptions& options = {},
                 int ranks = 1) {
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, ranks, std::move(store));
+  lab::group(ranks, [&](Communicator& comm) {
     const auto model = language_model_from_config(from);
     const auto strategy = make_strategy(StrategyKind::zero3, *model, comm);
     load_pretrained(*strategy, *model, from);
-    save_pretrained(to, *model, *strategy, rank, Stream(), options);
+    save_pretrained(to, *model, *strategy, comm.rank(), Stream(), options);
     EXPECT_TRUE(fs::exists(fs::path(to) / "config.json")) << "on every rank, without a barrier";
   });
 }
@@ -608,19 +601,19 @@ TEST_F(HuggingFace, WeightsAreSavedIn16BitsAndInShardsOnRequest) {
 }
 
 TEST_F(HuggingFace, AValueThatOverflowsIsNamedOnEveryRank) {
-  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     Gpt2 model(tiny);
     const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
     strategy->values().fill([&](const Parameter& p, Range elements, float* out) {
       for (std::size_t i = elements.begin; i < elements.end; ++i)
         *out++ = p.name == "transformer.ln_f.bias" && i == 3 ? 1e6f : 0.5f;
     });
-    const Error e = error_of(
-        [&] { save_pretrained(path("model"), model, *strategy, rank, Stream(), {.dtype = DType::f16}); });
+    const Error e = error_of([&] {
+      save_pretrained(path("model"), model, *strategy, comm.rank(), Stream(), {.dtype = DType::f16});
+    });
     EXPECT_EQ(e.code(), Errc::diverged);
     expect_parts(e.what(), {"transformer.ln_f.bias[3] is 1e+06, which overflows f16; choose bf16 or f32"});
-    save_pretrained(path("model"), model, *strategy, rank, Stream(),
+    save_pretrained(path("model"), model, *strategy, comm.rank(), Stream(),
                     {.nonfinite = true, .dtype = DType::f16});
     EXPECT_TRUE(std::isinf(values_in(path("model")).at("transformer.ln_f.bias")[3]));
   });
@@ -631,8 +624,7 @@ TEST_F(HuggingFace, WhatTheFirstRankCannotWriteIsAnErrorOnEveryRank) {
   put("file", "is no folder");
   fs::create_directories(path("model/config.json/folder"));          // found after the weights
   fs::create_directories(path("weights/model.safetensors/folder"));  // when they are complete
-  run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, 3, std::move(store));
+  lab::group(3, [&](Communicator& comm) {
     Gpt2 model(tiny);
     const auto strategy = make_strategy(StrategyKind::zero3, model, comm);
     strategy->values().fill(
@@ -642,12 +634,13 @@ TEST_F(HuggingFace, WhatTheFirstRankCannotWriteIsAnErrorOnEveryRank) {
                                         {"model", "config.json"},
                                         {"weights", "model.safetensors"},
                                         {"file/below", "file"}}) {
-      const Error e = error_of([&] { save_pretrained(path(folder), model, *strategy, rank, Stream()); });
+      const Error e =
+          error_of([&] { save_pretrained(path(folder), model, *strategy, comm.rank(), Stream()); });
       EXPECT_EQ(e.code(), Errc::io) << folder;
       expect_parts(e.what(), {path(named == std::string("file") ? "file" : concat(folder, '/', named))});
     }
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
-    save_pretrained(path("good"), model, *strategy, rank, Stream());  // the ranks are in step
+    save_pretrained(path("good"), model, *strategy, comm.rank(), Stream());  // the ranks are in step
     EXPECT_TRUE(fs::exists(path("good/config.json")));
   });
 }

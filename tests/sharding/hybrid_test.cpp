@@ -26,8 +26,8 @@
 #include "sharding/strategy/join.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
@@ -35,14 +35,6 @@ namespace {
 
 using test::kinds;
 using test::ToyModel;
-
-using Body = std::function<void(Communicator&)>;
-void on_ranks(int ranks, const Body& body, CommOptions options = {}) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, ranks, std::move(store), options);
-    body(comm);
-  });
-}
 
 const MeshSizes meshes[] = {{2, 2}, {1, 4}, {4, 1}, {2, 3}, {3, 2}};
 
@@ -102,7 +94,7 @@ Result trained(StrategyKind kind, const Mesh& mesh, const TrainedRun& run) {
 
 void expect_equal_stages(const TrainedRun& run, const char* what) {
   for (const MeshSizes& sizes : meshes)
-    on_ranks(sizes.ranks(), [&](Communicator& comm) {
+    lab::group(sizes.ranks(), [&](Communicator& comm) {
       const Mesh mesh(comm, sizes);
       const Result ddp = trained(StrategyKind::ddp, mesh, run);
       for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
@@ -163,7 +155,7 @@ Result trained_in(const Precision& precision, StrategyKind kind, const Mesh& mes
 TEST(Hybrid, AllStagesHaveTheSameBitsInMixedPrecision) {
   for (const Precision& precision : {Precision{DType::bf16, DType::f32}, Precision{DType::bf16, DType::bf16}})
     for (const MeshSizes& sizes : {MeshSizes{2, 2}, MeshSizes{4, 1}, MeshSizes{3, 2}})
-      on_ranks(sizes.ranks(), [&](Communicator& comm) {
+      lab::group(sizes.ranks(), [&](Communicator& comm) {
         const Mesh mesh(comm, sizes);
         const Result ddp = trained_in(precision, StrategyKind::ddp, mesh);
         EXPECT_GT(ddp.norms.back(), 0);
@@ -179,14 +171,11 @@ TEST(Hybrid, InPairwiseOrderBitsAreThoseOfPlainStages) {
   CommOptions pairwise;
   pairwise.reduction_order = ReductionOrder::pairwise;
   for (const MeshSizes& sizes : {MeshSizes{2, 2}, MeshSizes{4, 1}, MeshSizes{1, 4}, MeshSizes{3, 2}})
-    on_ranks(
-        sizes.ranks(),
-        [&](Communicator& comm) {
-          const Mesh mesh(comm, sizes);
-          for (const StrategyKind kind : kinds)
-            EXPECT_EQ(trained(kind, mesh, {}), trained(kind, comm, {})) << name(kind) << describe(sizes);
-        },
-        pairwise);
+    lab::group(sizes.ranks(), pairwise, [&](Communicator& comm) {
+      const Mesh mesh(comm, sizes);
+      for (const StrategyKind kind : kinds)
+        EXPECT_EQ(trained(kind, mesh, {}), trained(kind, comm, {})) << name(kind) << describe(sizes);
+    });
 }
 
 /// Hooks form means over all ranks in one step, on any mesh of replicas and shards.
@@ -195,7 +184,7 @@ TEST(Hybrid, HooksHaveTheBitsOfPlainDdp) {
       [] { return make_fp16_compress_hook(); }, [] { return make_bf16_compress_hook(); },
       [] { return make_power_sgd({.matrix_approximation_rank = 2, .start_iter = 2}); },
       [] { return make_batched_power_sgd({.matrix_approximation_rank = 2, .start_iter = 2}); }};
-  on_ranks(4, [&](Communicator& comm) {
+  lab::group(4, [&](Communicator& comm) {
     for (const auto& hook : hooks)
       for (const MeshSizes& sizes : {MeshSizes{2, 2}, MeshSizes{4, 1}}) {
         const auto run = [&](const Mesh& mesh) {
@@ -215,7 +204,7 @@ TEST(Hybrid, HooksHaveTheBitsOfPlainDdp) {
 
 /// Gathers do not round.
 TEST(Hybrid, SecondaryPartitionsHaveTheBitsOfZero3) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     const TrainedRun runs[] = {{},
                                {.passes = 3},
                                {.options = {.gathers = {.param_persistence_threshold = 70}}},
@@ -244,7 +233,7 @@ TEST(Hybrid, BackwardDoesNotWaitForSumsOverReplicas) {
   for (const StrategyKind kind : {StrategyKind::zero2, StrategyKind::zero3})
     for (const std::optional<DType> wire : {std::optional<DType>(), std::optional(DType::bf16)}) {
       std::atomic<int> ended = 0;
-      on_ranks(4, [&](Communicator& comm) {
+      lab::group(4, [&](Communicator& comm) {
         const Mesh mesh(comm, {2, 2});
         Chain chain;
         const auto strategy = make_strategy(
@@ -271,7 +260,7 @@ TEST(Hybrid, BackwardDoesNotWaitForSumsOverReplicas) {
 }
 
 TEST(Hybrid, SecondaryPartitionsMustFitTheMesh) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     const auto refused = [&](StrategyKind kind, const Mesh& mesh, int size) {
       ToyModel model(test::initial_value);
       const Error error =
@@ -294,7 +283,7 @@ TEST(Hybrid, EachElementHasOneOwner) {
     for (const StrategyKind kind : kinds) {
       std::vector<std::map<std::string, std::vector<std::int32_t>>> counts(
           static_cast<std::size_t>(sizes.ranks()));
-      on_ranks(sizes.ranks(), [&](Communicator& comm) {
+      lab::group(sizes.ranks(), [&](Communicator& comm) {
         test::Replica replica(kind, Mesh(comm, sizes));
         const auto adamw = make_adamw({});
         replica.strategy->optimizer_state().fill(
@@ -326,7 +315,7 @@ TEST(Hybrid, EachElementHasOneOwner) {
 // ---- what ranks hold alike
 
 TEST(Hybrid, ObserversKnowTheRanksOfACollective) {
-  on_ranks(6, [](Communicator& comm) {
+  lab::group(6, [](Communicator& comm) {
     test::Replica replica(StrategyKind::zero3, Mesh(comm, {2, 3}));
     std::map<Collective, std::set<int>> ranks;
     replica.strategy->observe_communication(
@@ -339,7 +328,7 @@ TEST(Hybrid, ObserversKnowTheRanksOfACollective) {
 }
 
 TEST(Hybrid, ReplicasOfAShardAreCompared) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     for (const StrategyKind kind : kinds) {
       test::Replica replica(kind, Mesh(comm, {2, 2}));
       replica.strategy->values().fill([&](const Parameter& p, Range r, float* out) {
@@ -356,7 +345,7 @@ TEST(Hybrid, ReplicasOfAShardAreCompared) {
 
 TEST(Hybrid, ACancelledUpdateLeavesTheRanksInStep) {
   for (const MeshSizes& sizes : {MeshSizes{2, 2}, MeshSizes{4, 1}})
-    on_ranks(4, [&](Communicator& comm) {
+    lab::group(4, [&](Communicator& comm) {
       for (const StrategyKind kind : kinds) {
         test::Replica replica(kind, Mesh(comm, sizes));
         replica.update();
@@ -378,7 +367,7 @@ TEST(Hybrid, ACancelledUpdateLeavesTheRanksInStep) {
 }
 
 TEST(Hybrid, ARankWithoutDataJoins) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2}) {
       test::Replica replica(kind, Mesh(comm, {2, 2}));
       Join join(comm);
@@ -408,12 +397,12 @@ TEST(Parts, TrainAsWholeParametersDo) {
   const std::vector<TrainedRun> runs = {{}, {.optimizer = [] { return make_lamb(LambOptions{}); }}};
   for (const TrainedRun& run : runs) {
     Result whole;
-    on_ranks(2, [&](Communicator& comm) {
+    lab::group(2, [&](Communicator& comm) {
       const Result result = trained(StrategyKind::zero1, comm, run);
       if (comm.rank() == 0) whole = result;
     });
     for (const MeshSizes& sizes : {MeshSizes{1, 2, 2}, MeshSizes{2, 1, 2}, MeshSizes{1, 2, 3}})
-      on_ranks(sizes.ranks(), [&](Communicator& comm) {
+      lab::group(sizes.ranks(), [&](Communicator& comm) {
         const Mesh mesh(comm, sizes);
         const Result ddp = trained(StrategyKind::ddp, mesh, run);
         ASSERT_EQ(ddp.numbers.size(), whole.numbers.size());
@@ -433,7 +422,7 @@ TEST(Parts, WeightFilesHaveWholeTensors) {
   std::filesystem::create_directories(folder);
   const auto file = [&](const MeshSizes& sizes) {
     const std::string path = concat(folder, "/tp", sizes.tp, ".safetensors");
-    on_ranks(sizes.ranks(), [&](Communicator& comm) {
+    lab::group(sizes.ranks(), [&](Communicator& comm) {
       const Mesh mesh(comm, sizes);
       ToyModel model([](std::size_t p, std::size_t i) { return noise(p, i, 0); }, mesh.part());
       const auto strategy = make_strategy(StrategyKind::zero3, model, mesh);
@@ -449,7 +438,7 @@ TEST(Parts, WeightFilesHaveWholeTensors) {
 }
 
 TEST(Parts, WhatNeedsWholeParametersIsRefused) {
-  on_ranks(2, [](Communicator& comm) {
+  lab::group(2, [](Communicator& comm) {
     const Mesh mesh(comm, {1, 1, 2});
     const auto refused = [&](const std::function<void()>& f, const char* word) {
       const Error error = test::error_of(f);
@@ -478,7 +467,7 @@ TEST(Parts, WhatNeedsWholeParametersIsRefused) {
 
 /// A tp group has the same values of what it does not split.
 TEST(Parts, WhatIsNotSplitIsCompared) {
-  on_ranks(2, [](Communicator& comm) {
+  lab::group(2, [](Communicator& comm) {
     for (const StrategyKind kind : kinds) {
       const Mesh mesh(comm, {1, 1, 2});
       ToyModel model([&](std::size_t p, std::size_t) { return p == 3 && comm.rank() == 1 ? 2.0f : 1.0f; },

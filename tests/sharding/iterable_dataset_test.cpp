@@ -17,8 +17,8 @@
 #include "sharding/data/continuous_batch_sampler.h"
 #include "sharding/data/loader.h"
 #include "sharding/engine/engine.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/written_checkpoint.h"
 
 namespace rz {
@@ -355,13 +355,6 @@ EngineOptions options() {
   return {.config = R"({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "SGD"}})", .log = nullptr};
 }
 
-void in_world(int size, const std::function<void(World&)>& body) {
-  test::run_ranks(size, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, size, std::move(store)));
-    body(world);
-  });
-}
-
 TEST(IterableDataset, ACheckpointHasThePositionForAnyNumberOfRanks) {
   const test::Folder folder;
   const Shards source(std::vector<std::uint64_t>(4, 900));
@@ -369,7 +362,7 @@ TEST(IterableDataset, ACheckpointHasThePositionForAnyNumberOfRanks) {
     return engine.loader(std::make_shared<Shards>(source.lengths), {.buffer_size = 8});
   };
   std::vector<std::uint64_t> whole;
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     auto loader = open(engine);
@@ -379,7 +372,7 @@ TEST(IterableDataset, ACheckpointHasThePositionForAnyNumberOfRanks) {
     }
   });
   EXPECT_FALSE(std::ranges::is_sorted(whole));
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     auto loader = open(engine);
@@ -387,7 +380,7 @@ TEST(IterableDataset, ACheckpointHasThePositionForAnyNumberOfRanks) {
     engine.save_checkpoint(folder.path());
   });
   for (const int ranks : {1, 4})
-    in_world(ranks, [&](World& world) {
+    lab::world(ranks, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, options());
       auto loader = open(engine);
@@ -401,7 +394,7 @@ TEST(IterableDataset, ACheckpointHasThePositionForAnyNumberOfRanks) {
 }
 
 TEST(IterableDataset, AnUpdateReportsItsWaitForData) {
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options());
     const auto source = std::make_shared<Shards>(std::vector<std::uint64_t>{900});

@@ -10,13 +10,11 @@
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
-
-using test::run_ranks;
 
 constexpr StrategyKind joinable[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2};
 constexpr std::size_t rows = 4, in = 3, out = 5;
@@ -128,12 +126,11 @@ class Joining : public testing::TestWithParam<int> {
   void expect(const JoinOptions& options, bool terms, const std::vector<double>& expected) {
     const int ranks = GetParam();
     for (const StrategyKind kind : joinable)
-      run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-        SCOPED_TRACE(concat(name(kind), " on rank ", rank));
-        auto comm = Communicator::connect(rank, ranks, std::move(store));
+      lab::group(ranks, [&](Communicator& comm) {
+        SCOPED_TRACE(concat(name(kind), " on rank ", comm.rank()));
         const Trained got = train(kind, comm, options, terms);
         EXPECT_EQ(got.updates, ranks);
-        EXPECT_EQ(got.batches, rank + 1);
+        EXPECT_EQ(got.batches, comm.rank() + 1);
         for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(got.values[i], expected[i], 4e-6) << i;
       });
   }
@@ -154,15 +151,14 @@ TEST_P(Joining, MeansOfLossesWithoutTermsAreOverAllRanksOrThoseWithData) {
 
 TEST_P(Joining, UnevenInputsAreAnErrorIfTheyMustEndEarly) {
   const int ranks = GetParam();
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
+  lab::group(ranks, [&](Communicator& comm) {
     Join even(comm, {.throw_on_early_termination = true});
     EXPECT_TRUE(even.next(true));
     EXPECT_FALSE(even.next(false));
     Join join(comm, {.throw_on_early_termination = true});
     EXPECT_TRUE(join.next(true));
     if (ranks == 1) return;
-    const Error e = test::error_of([&] { join.next(rank == 0); });
+    const Error e = test::error_of([&] { join.next(comm.rank() == 0); });
     EXPECT_EQ(e.code(), Errc::mismatch);
     EXPECT_EQ(e.culprit(), 1);
     EXPECT_NE(std::string(e.what()).find(ranks == 4 ? "rank 1, 2, 3 has no batch number 1" : "rank 1"),
@@ -176,8 +172,7 @@ TEST_P(Joining, UnevenInputsAreAnErrorIfTheyMustEndEarly) {
 TEST_P(Joining, InZero3ABatchWithoutTermsTakesPart) {
   const int ranks = GetParam();
   const auto expected = reference(ranks, [](double terms, int) { return terms; });
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
+  lab::group(ranks, [&](Communicator& comm) {
     Net net;
     Tape tape;
     const auto strategy = make_strategy(StrategyKind::zero3, net, comm);
@@ -187,9 +182,9 @@ TEST_P(Joining, InZero3ABatchWithoutTermsTakesPart) {
     EXPECT_NE(std::string(e.what()).find("batch of which all targets are ignored"), std::string::npos);
     const auto sgd = make_sgd({.learning_rate = 1});
     Join join(comm);
-    for (int b = 0; join.next(b < batches_of(rank)); ++b) {
+    for (int b = 0; join.next(b < batches_of(comm.rank())); ++b) {
       strategy->zero_grad();
-      const Batch batch(rank, b, join.active() ? terms_of(rank, b) : 0);
+      const Batch batch(comm.rank(), b, join.active() ? terms_of(comm.rank(), b) : 0);
       const nn::Loss loss = nn::cross_entropy(tape, net.layer(tape, batch.x), batch.targets);
       strategy->backward(tape, loss);
       tape.reset();

@@ -8,64 +8,18 @@
 
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/mirrored_backend.h"
+#include "tests/lab/training.h"
+#include "tests/support/scope_course.h"
 
 namespace rz {
 namespace {
 
 using test::CallRecord;
+using test::scope_count;
+using test::scopes_of;
+using Scopes = test::Order;
 
-constexpr int ranks = 2, scope_count = 4;
-constexpr StrategyKind every_kind[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
-                                       StrategyKind::zero3};
-
-/// Elements of scope i's one parameter: needs no padding, and identifies the scope.
-constexpr std::size_t elements_of(int scope) { return 128u * static_cast<std::size_t>(scope + 1); }
-
-/// Scopes that run one after the other; the loss is the sum of all parameters' halved squares.
-class Chain final : public Module {
- public:
-  /// Called while a scope computes.
-  using During = std::function<void(int scope, Pass)>;
-
-  explicit Chain(During during) : during_(std::move(during)) {
-    for (int i = 0; i < scope_count; ++i) {
-      auto& p = *parameters_.emplace_back(std::make_unique<Parameter>());
-      register_parameter(p, concat("p", i), {elements_of(i)});
-      p.value = Tensor::empty(p.shape);
-      std::fill_n(p.value.data<float>(), p.count(), 1.0f);
-      scopes_.push_back(&register_scope(concat("s", i), std::vector<Parameter*>{&p}));
-    }
-  }
-  Var loss(Tape& tape) {
-    Var sum;
-    for (int i = 0; i < scope_count; ++i)
-      sum = tape.scope(*scopes_[static_cast<std::size_t>(i)], [&] { return term(tape, sum, i); });
-    return sum;
-  }
-
- private:
-  Var term(Tape& tape, Var sum, int i) {
-    const Var w = tape.parameter(*parameters_[static_cast<std::size_t>(i)]);
-    during_(i, Pass::forward);
-    const Tensor out = Tensor::empty({});
-    *out.data<float>() = sum.defined() ? *tape.value(sum).data<float>() : 0;
-    for (std::size_t k = 0; k < elements_of(i); ++k) {
-      const float x = tape.value(w).data<float>()[k];
-      *out.data<float>() += x * x / 2;
-    }
-    return tape.record(out, {sum, w}, [this, sum, w, i](Tape& t, const Tensor& d_out) {
-      during_(i, Pass::backward);
-      const auto target = t.grad_target(w);
-      std::copy_n(t.value(w).data<float>(), elements_of(i), target.tensor.data<float>());
-      if (sum.defined()) t.accumulate_grad(sum, d_out);
-    });
-  }
-
-  During during_;
-  std::vector<std::unique_ptr<Parameter>> parameters_;
-  std::vector<const Scope*> scopes_;
-};
+constexpr int ranks = 2;
 
 /// SGD that records its updates.
 class ToldSgd final : public Optimizer {
@@ -96,12 +50,6 @@ CallRecord::Filter of_parameters(std::initializer_list<Collective> kinds) {
 const CallRecord::Filter gathers = of_parameters({Collective::all_gather});
 const CallRecord::Filter reductions = of_parameters({Collective::all_reduce, Collective::reduce_scatter});
 
-using Scopes = std::vector<int>;
-Scopes scopes_of(const std::vector<CallRecord::Call>& calls) {
-  Scopes out;
-  for (const auto& c : calls) out.push_back(static_cast<int>(c.elements / elements_of(0)) - 1);
-  return out;
-}
 /// first, first + step, … last; empty if last lies before first.
 Scopes from_to(int first, int last, int step) {
   Scopes out;
@@ -117,7 +65,7 @@ StrategyOptions single_buckets(bool overlap) {
 /// One rank that trains, and its calls.
 struct Training {
   Training(
-      StrategyKind kind, StrategyOptions options, Chain::During during = [](int, Pass) {})
+      StrategyKind kind, StrategyOptions options, test::ScopeCourse::During during = [](int, Pass) {})
       : model(std::move(during)), comm(test::mirrored_communicator(0, ranks, record)) {
     strategy = make_strategy(kind, model, comm, std::move(options));
     strategy->attach(tape);
@@ -136,7 +84,7 @@ struct Training {
     strategy->step(optimizer);
   }
   std::shared_ptr<CallRecord> record = std::make_shared<CallRecord>();
-  Chain model;
+  test::ScopeCourse model;
   Communicator comm;
   Tape tape;
   std::unique_ptr<Strategy> strategy;
@@ -165,7 +113,7 @@ void during_backward(StrategyKind kind, bool overlap,
 }
 
 TEST(LaunchOrder, ReductionsAreUnderWayWhileBackwardComputes) {
-  for (const StrategyKind kind : every_kind)
+  for (const StrategyKind kind : lab::strategies)
     during_backward(kind, true, [&](int scope, const Scopes& launched, const Scopes& in_flight) {
       EXPECT_EQ(launched, from_to(scope_count - 1, scope + 1, -1)) << "those whose gradients are complete";
       const bool keeps_whole = kind == StrategyKind::ddp || kind == StrategyKind::zero1;
@@ -175,7 +123,7 @@ TEST(LaunchOrder, ReductionsAreUnderWayWhileBackwardComputes) {
 }
 
 TEST(LaunchOrder, WithoutOverlapAReductionEndsBeforeBackwardGoesOn) {
-  for (const StrategyKind kind : every_kind)
+  for (const StrategyKind kind : lab::strategies)
     during_backward(kind, false, [&](int scope, const Scopes& launched, const Scopes& in_flight) {
       EXPECT_EQ(launched, from_to(scope_count - 1, scope + 1, -1));
       EXPECT_EQ(in_flight, Scopes{});
@@ -238,19 +186,9 @@ TEST(BucketSizes, AreElementsThatOneCallGathersToo) {
   EXPECT_EQ(sizes_of(t.record->launched(reductions)), Sizes{128 + 256 + 384 + 512}) << "ddp gathers nothing";
 }
 
-/// The parameters of Chain, in one scope.
-class Single final : public Module {
- public:
-  Single() {
-    for (int i = 0; i < scope_count; ++i) {
-      auto& p = *parameters_.emplace_back(std::make_unique<Parameter>());
-      register_parameter(p, concat("p", i), {elements_of(i)});
-      p.value = Tensor::zeros(p.shape);
-    }
-  }
-
- private:
-  std::vector<std::unique_ptr<Parameter>> parameters_;
+/// Parameters of the same sizes, in one scope.
+struct Single final : Module {
+  Parameter p0{*this, "p0", {128}}, p1{*this, "p1", {256}}, p2{*this, "p2", {384}}, p3{*this, "p3", {512}};
 };
 
 TEST(BucketSizes, CutTheParametersOfAScopeInZero3) {

@@ -10,7 +10,7 @@
 #include "sharding/model/power_sgd.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
@@ -19,7 +19,6 @@ namespace {
 using namespace std::chrono_literals;
 using test::initial_value;
 using test::kinds;
-using test::run_ranks;
 using test::ToyModel;
 
 class Logging : public testing::TestWithParam<int> {};
@@ -47,9 +46,9 @@ double slow_update(Strategy& strategy, ToyModel& model, Tape& tape, Optimizer& s
 
 TEST_P(Logging, HasBucketsTimesAndUnusedParameters) {
   for (const StrategyKind kind : kinds)
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+    lab::group(GetParam(), [&](Communicator& comm) {
+      const int rank = comm.rank();
       SCOPED_TRACE(concat(name(kind), " on rank ", rank));
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
       ToyModel model(initial_value);
       Tape tape;
       const auto strategy =
@@ -123,9 +122,9 @@ struct WithBuffers final : Module {
 TEST_P(Logging, BuffersAreThoseOfRankZeroInEveryForwardPassThatTrains) {
   for (const StrategyKind kind : kinds)
     for (const bool broadcast : {true, false})
-      run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+      lab::group(GetParam(), [&](Communicator& comm) {
+        const int rank = comm.rank();
         SCOPED_TRACE(concat(name(kind), " on rank ", rank));
-        auto comm = Communicator::connect(rank, GetParam(), std::move(store));
         WithBuffers model;
         Tape tape;
         const auto strategy = make_strategy(kind, model, comm, {.broadcast_buffers = broadcast});

@@ -13,16 +13,14 @@
 #include "sharding/engine/reports/step_monitor.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/engine.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
 
 constexpr std::size_t rows = 64, in = 5, out = 7;
-constexpr StrategyKind kinds[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
-                                  StrategyKind::zero3};
+using lab::values_of;
 
 double sample(std::size_t k, std::size_t i) { return 2 * random_uniform(3, "x", k * in + i) - 1; }
 std::int32_t label(std::size_t k) { return static_cast<std::int32_t>(k * 5 % out); }
@@ -37,23 +35,37 @@ struct Net : Module {
   nn::Linear layer{*this, "layer", in, out, nn::WeightLayout::out_in, false};
 };
 
-/// The gradient of the mean over `count` samples, in double, by weight [out, in].
-std::vector<double> mean_gradient(std::size_t count) {
+/// A loss of `count` samples from a number on: cross entropy, one term per sample; the sum of squared logits,
+/// a term a logit; their mean, a scalar.
+struct Part {
+  enum Kind { labels, squares, scalar } kind;
+  std::size_t count;
+  std::size_t first = 0;
+};
+/// The gradient of the mean over its terms, in double, by weight [out, in].
+std::vector<double> mean_gradient(const Part& part) {
   std::vector<double> g(in * out);
-  for (std::size_t k = 0; k < count; ++k) {
-    double p[out], total = 0;
+  for (std::size_t k = part.first; k < part.first + part.count; ++k) {
+    double logit[out] = {}, total = 0;
     for (std::size_t o = 0; o < out; ++o) {
-      double logit = 0;
-      for (std::size_t i = 0; i < in; ++i) logit += initial(o * in + i) * static_cast<float>(sample(k, i));
-      total += p[o] = std::exp(logit);
-    }
-    for (std::size_t o = 0; o < out; ++o)
       for (std::size_t i = 0; i < in; ++i)
-        g[o * in + i] += (p[o] / total - (static_cast<std::size_t>(label(k)) == o)) *
-                         static_cast<float>(sample(k, i)) / static_cast<double>(count);
+        logit[o] += initial(o * in + i) * static_cast<double>(static_cast<float>(sample(k, i)));
+      total += std::exp(logit[o]);
+    }
+    for (std::size_t o = 0; o < out; ++o) {
+      const double d = part.kind == Part::labels
+                           ? std::exp(logit[o]) / total - (static_cast<std::size_t>(label(k)) == o)
+                           : 2 * logit[o] / static_cast<double>(out);
+      for (std::size_t i = 0; i < in; ++i)
+        g[o * in + i] +=
+            d * static_cast<double>(static_cast<float>(sample(k, i))) / static_cast<double>(part.count);
+    }
   }
   return g;
 }
+
+/// Of the labels of samples [0, count).
+std::vector<double> mean_gradient(std::size_t count) { return mean_gradient(Part{Part::labels, count}); }
 
 double norm_of(const std::vector<double>& g) {
   return std::sqrt(std::inner_product(g.begin(), g.end(), g.begin(), 0.0));
@@ -76,10 +88,16 @@ struct Batch {
 using Terms = std::vector<std::vector<std::size_t>>;
 enum class How { clip_and_step, clip_then_step, step };
 
-struct Run {
+struct Setting {
   double expected = 1, loss_scale = 1, max_norm = 0;
   How update = How::clip_and_step;
   bool synchronise_always = false;
+  /// Of samples [first, first + count).
+  std::function<nn::Loss(Tape&, Net&, std::size_t first, std::size_t count)> loss =
+      [](Tape& tape, Net& net, std::size_t first, std::size_t count) {
+        const Batch batch(first, count);
+        return nn::cross_entropy(tape, net.layer(tape, batch.x), batch.targets);
+      };
 };
 
 struct Result {
@@ -88,7 +106,7 @@ struct Result {
   bool operator==(const Result&) const = default;
 };
 
-void step(Strategy& strategy, const Run& run, double& norm) {
+void step(Strategy& strategy, const Setting& run, double& norm) {
   const auto sgd = make_sgd({.learning_rate = 1});
   if (run.update == How::clip_and_step) {
     strategy.clip_and_step(*sgd, {.max_norm = run.max_norm});
@@ -100,7 +118,7 @@ void step(Strategy& strategy, const Run& run, double& norm) {
   if (run.update == How::step) norm = strategy.gradient_norm();
 }
 
-Result train(StrategyKind kind, const Terms& terms, const Run& run, Communicator& comm) {
+Result train(StrategyKind kind, const Terms& terms, const Setting& run, Communicator& comm) {
   Net net;
   const auto strategy = make_strategy(kind, net, comm);
   Tape tape;
@@ -114,34 +132,31 @@ Result train(StrategyKind kind, const Terms& terms, const Run& run, Communicator
   const auto& own = terms[static_cast<std::size_t>(comm.rank())];
   strategy->zero_grad();
   for (std::size_t m = 0; m < own.size(); first += own[m++]) {
-    const Batch batch(first, own[m]);
-    const nn::Loss loss = nn::cross_entropy(tape, net.layer(tape, batch.x), batch.targets);
-    strategy->backward(tape, loss, run.synchronise_always || m + 1 == own.size());
+    strategy->backward(tape, run.loss(tape, net, first, own[m]),
+                       run.synchronise_always || m + 1 == own.size());
     tape.reset();
     if (run.synchronise_always || m + 1 == own.size()) strategy->finish_gradients();
   }
   Result result;
   step(*strategy, run, result.norm);
-  const Tensor value = strategy->values().whole(net.layer.weight);
-  result.values.assign(value.data<float>(), value.data<float>() + value.count());
+  result.values = values_of(*strategy, net);
   return result;
 }
 
-void expect_mean_over_terms(const Terms& terms, const Run& run) {
+void expect_mean_over_terms(const Terms& terms, const Setting& run) {
   std::size_t count = 0;
   for (const auto& rank : terms) count = std::accumulate(rank.begin(), rank.end(), count);
   const std::vector<double> g = mean_gradient(count);
   const double norm = norm_of(g);
   const double clip = run.max_norm > 0 ? std::min(1.0, run.max_norm / (norm + 1e-6)) : 1;
   const int ranks = static_cast<int>(terms.size());
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
+  lab::group(ranks, [&](Communicator& comm) {
     const Result ddp = train(StrategyKind::ddp, terms, run, comm);
     EXPECT_NEAR(ddp.norm, norm, 2e-6 * norm);
     for (std::size_t i = 0; i < g.size(); ++i)
       EXPECT_NEAR(ddp.values[i], initial(i) - clip * g[i], 1e-6) << i;
-    for (const StrategyKind kind : kinds)
-      EXPECT_TRUE(train(kind, terms, run, comm) == ddp) << name(kind) << " on rank " << rank;
+    for (const StrategyKind kind : lab::strategies)
+      EXPECT_TRUE(train(kind, terms, run, comm) == ddp) << name(kind) << " on rank " << comm.rank();
   });
 }
 
@@ -197,45 +212,113 @@ TEST(LossTerms, AnUpdateStartsToCountAnew) {
 
 TEST(LossTerms, ALossWithoutTermsMovesNothing) {
   auto comm = Communicator::connect(0, 1, memory_store());
-  for (const StrategyKind kind : kinds) {
+  for (const StrategyKind kind : lab::strategies) {
     const Result result = train(kind, {{0}}, {.expected = 64, .max_norm = 1}, comm);
     EXPECT_EQ(result.norm, 0);
     for (std::size_t i = 0; i < in * out; ++i) EXPECT_EQ(result.values[i], static_cast<float>(initial(i)));
   }
 }
 
-// ---- several losses of a micro-batch
+// ---- sums of losses
 
-/// A loss of `count` samples from a number on: cross entropy, one term per sample; the sum of squared logits,
-/// a term a logit; their mean, a scalar.
-struct Part {
-  enum Kind { labels, squares, scalar } kind;
-  std::size_t count;
-  std::size_t first = 0;
+constexpr double alpha = 0.3, beta = 1.6;
+
+float teacher(std::size_t k, std::size_t o) {
+  return static_cast<float>(3 * random_uniform(5, "y", k * out + o));
+}
+/// Every third sample has no label.
+bool labelled(std::size_t k) { return k % 3 != 1; }
+
+/// Which losses are summed: those of rows and of elements, or two of the same targets, of which some are
+/// ignored.
+enum class Pair { rows_and_elements, same_targets };
+
+nn::Loss loss_of(Pair pair, Tape& tape, Net& net, std::size_t first, std::size_t count) {
+  const Tensor x = Tensor::empty({count, in}), y = Tensor::empty({count, out}),
+               targets = Tensor::empty({count}, DType::i32);
+  for (std::size_t r = 0; r < count; ++r) {
+    for (std::size_t i = 0; i < in; ++i)
+      x.data<float>()[r * in + i] = static_cast<float>(sample(first + r, i));
+    for (std::size_t o = 0; o < out; ++o) y.data<float>()[r * out + o] = teacher(first + r, o);
+    targets.data<std::int32_t>()[r] = labelled(first + r) ? label(first + r) : -100;
+  }
+  const Var logits = net.layer(tape, x);
+  const ops::LabelLoss smooth{.label_smoothing = 0.5f};
+  if (pair == Pair::same_targets)
+    return alpha * nn::cross_entropy(tape, logits, targets) +
+           beta * nn::cross_entropy(tape, logits, targets, smooth);
+  const ops::SoftLoss soft{.targets = ops::SoftLoss::logits};
+  return alpha * nn::kl_div(tape, logits, y, soft) + beta * nn::squared_error(tape, logits, y);
+}
+
+struct Softmax {
+  explicit Softmax(const double* x) {
+    double total = 0;
+    for (std::size_t o = 0; o < out; ++o) total += p[o] = std::exp(x[o]);
+    for (double& e : p) e /= total;
+  }
+  double p[out];
 };
-/// By rank, micro-batch and pass.
-using Update = std::vector<std::vector<std::vector<Part>>>;
 
-std::vector<double> mean_gradient(const Part& part) {
-  std::vector<double> g(in * out);
-  for (std::size_t k = part.first; k < part.first + part.count; ++k) {
-    double logit[out] = {}, total = 0;
-    for (std::size_t o = 0; o < out; ++o) {
-      for (std::size_t i = 0; i < in; ++i)
-        logit[o] += initial(o * in + i) * static_cast<double>(static_cast<float>(sample(k, i)));
-      total += std::exp(logit[o]);
-    }
-    for (std::size_t o = 0; o < out; ++o) {
-      const double d = part.kind == Part::labels
-                           ? std::exp(logit[o]) / total - (static_cast<std::size_t>(label(k)) == o)
-                           : 2 * logit[o] / static_cast<double>(out);
-      for (std::size_t i = 0; i < in; ++i)
-        g[o * in + i] +=
-            d * static_cast<double>(static_cast<float>(sample(k, i))) / static_cast<double>(part.count);
-    }
+/// d loss / d logits of sample k, times the number of samples or of labels.
+std::vector<double> logit_gradient(Pair pair, std::size_t k, const double* logits) {
+  std::vector<double> g(out);
+  double y[out];
+  for (std::size_t o = 0; o < out; ++o) y[o] = static_cast<double>(teacher(k, o));
+  const Softmax p(logits), q(y);
+  for (std::size_t o = 0; o < out; ++o) {
+    const double hot = static_cast<std::int32_t>(o) == label(k) ? 1 : 0, even = 1.0 / out;
+    if (pair == Pair::rows_and_elements)
+      g[o] = alpha * (p.p[o] - q.p[o]) + beta * 2 * (logits[o] - y[o]) / out;
+    else if (labelled(k))
+      g[o] = alpha * (p.p[o] - hot) + beta * (p.p[o] - 0.5 * hot - 0.5 * even);
   }
   return g;
 }
+
+/// Of the sum of the means over samples [0, count), in double.
+std::vector<double> gradient_of(Pair pair, std::size_t count) {
+  std::vector<double> g(in * out);
+  double terms = 0;
+  for (std::size_t k = 0; k < count; ++k) {
+    terms += pair == Pair::rows_and_elements || labelled(k);
+    double logits[out] = {};
+    for (std::size_t o = 0; o < out; ++o)
+      for (std::size_t i = 0; i < in; ++i)
+        logits[o] += initial(o * in + i) * static_cast<double>(static_cast<float>(sample(k, i)));
+    const std::vector<double> d = logit_gradient(pair, k, logits);
+    for (std::size_t o = 0; o < out; ++o)
+      for (std::size_t i = 0; i < in; ++i)
+        g[o * in + i] += d[o] * static_cast<double>(static_cast<float>(sample(k, i)));
+  }
+  for (double& e : g) e /= terms;
+  return g;
+}
+
+TEST(LossSums, UnevenRanksHaveTheGradientOfOne) {
+  for (const Pair pair : {Pair::rows_and_elements, Pair::same_targets})
+    for (const Terms& samples :
+         {Terms{{21}}, {{1}, {20}}, {{5, 2, 3}, {1, 9, 7}}, {{2, 9}, {17, 1}, {4, 2}}}) {
+      const Setting run{.expected = 10, .loss = [&](Tape& t, Net& net, std::size_t first, std::size_t count) {
+                          return loss_of(pair, t, net, first, count);
+                        }};
+      std::size_t count = 0;
+      for (const auto& rank : samples) count = std::accumulate(rank.begin(), rank.end(), count);
+      const std::vector<double> g = gradient_of(pair, count);
+      lab::group(static_cast<int>(samples.size()), [&](Communicator& comm) {
+        const Result ddp = train(StrategyKind::ddp, samples, run, comm);
+        for (std::size_t i = 0; i < g.size(); ++i)
+          EXPECT_NEAR(static_cast<double>(ddp.values[i]), initial(i) - g[i], 1e-6) << i;
+        for (const StrategyKind kind : lab::strategies)
+          EXPECT_TRUE(train(kind, samples, run, comm) == ddp) << name(kind) << " on rank " << comm.rank();
+      });
+    }
+}
+
+// ---- several losses of a micro-batch
+
+/// By rank, micro-batch and pass.
+using Update = std::vector<std::vector<std::vector<Part>>>;
 
 /// A micro-batch has the weight of its first loss with terms, or 1; each loss enters as its mean times that;
 /// the update divides by all weights.
@@ -291,8 +374,7 @@ Result train_parts(World& world, int stage, const Update& update) {
   run(std::vector<std::vector<Part>>(own.size(), {{Part::labels, 37}}));
   engine.optimizer().set_learning_rate(1);
   run(own);
-  const Tensor value = engine.strategy().values().whole(net.layer.weight);
-  return {engine.report().grad_norm, {value.data<float>(), value.data<float>() + value.count()}};
+  return {engine.report().grad_norm, values_of(engine, net)};
 }
 
 TEST(LossesOfAMicroBatch, AddUpWithTheWeightOfTheFirstWithTerms) {
@@ -321,9 +403,8 @@ TEST(LossesOfAMicroBatch, AddUpWithTheWeightOfTheFirstWithTerms) {
   for (const Update& update : table) {
     const std::vector<double> g = by_the_rule(update);
     const int ranks = static_cast<int>(update.size());
-    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat("case ", &update - table, " on rank ", rank));
-      World world(Communicator::connect(rank, ranks, std::move(store)));
+    lab::world(ranks, [&](World& world) {
+      SCOPED_TRACE(concat("case ", &update - table, " on rank ", world.rank()));
       const Result ddp = train_parts(world, 0, update);
       EXPECT_NEAR(ddp.norm, norm_of(g), 3e-6 * norm_of(g));
       for (std::size_t i = 0; i < g.size(); ++i)
@@ -354,8 +435,7 @@ TEST(LossesOfAMicroBatch, ContainTheLossScale) {
 }
 
 TEST(LossesOfAMicroBatch, AScalarBeforeALossWithTermsIsRefused) {
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, 2, std::move(store)));
+  lab::world(2, [&](World& world) {
     for (const int stage : {0, 1, 2, 3}) {
       const Part scalar{Part::scalar, 3}, labels{Part::labels, 4};
       const Error e = test::error_of([&] {
@@ -389,8 +469,7 @@ TEST(LossesOfAMicroBatch, AreNotMixedWithPassesOfTheTapeAlone) {
 TEST(LossesOfAMicroBatch, AddAScalarToALossWithTerms) {
   constexpr Part losses[] = {{Part::labels, 5}, {Part::squares, 4, 3}, {Part::labels, 0}};
   for (const int stage : {0, 1, 2, 3})
-    test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-      World world(Communicator::connect(rank, 2, std::move(store)));
+    lab::world(2, [&](World& world) {
       enum Order { in_turn, loss_first, scalar_first };
       const auto run = [&](Order order) {
         Net net;
@@ -425,8 +504,7 @@ TEST(LossesOfAMicroBatch, AddAScalarToALossWithTerms) {
           });
           engine.step();
         }
-        const Tensor value = engine.strategy().values().whole(net.layer.weight);
-        return std::vector<float>(value.data<float>(), value.data<float>() + value.count());
+        return values_of(engine, net);
       };
       const std::vector<float> expected = run(in_turn), first = run(loss_first);
       EXPECT_EQ(run(scalar_first), first);
@@ -471,24 +549,18 @@ TEST(LossesOfAMicroBatch, AScalarIsALossWithoutTerms) {
 
 // ---- of engines
 
-namespace engines {
-
-using test::engine::Batch;
-using test::engine::batch;
-using test::engine::classes;
-using test::engine::in_world;
-using test::engine::Net;
-using test::engine::options;
-using test::engine::values_of;
+using lab::batch;
+using lab::Mlp;
 
 /// Momentum and weight decay would move the parameters.
 TEST(TermsOfAnEngine, AnUpdateWithoutTermsIsSkipped) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::tmpfile(), std::fclose);
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     for (const int stage : {0, 1, 2, 3})
       for (const char* precision : {"", R"(, "fp16": {"enabled": true, "initial_scale_power": 8})"}) {
-        Net net;
-        auto o = options(concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": )",
+        Mlp net;
+        auto o =
+            lab::options(concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": )",
                                 stage, R"(}, "optimizer": {"type": "SGD", "params": {"lr": 0.5,
                         "momentum": 0.9, "weight_decay": 0.1}}, "ringzero": {"max_skipped_updates": 3})",
                                 precision, "}"));
@@ -496,15 +568,14 @@ TEST(TermsOfAnEngine, AnUpdateWithoutTermsIsSkipped) {
         if (logs) o.log = log.get();
         auto engine = initialize(world, net, std::move(o));
         const auto update = [&](bool terms) {
-          const Batch b = batch(0, 4);
-          if (!terms || world.rank() == 1) std::fill_n(b.y.data<std::int32_t>(), 4, -100);
-          Tape& t = engine.tape();
-          engine.backward(nn::cross_entropy(t, net(t, b.x), b.y));
+          const rz::Batch b = batch(0);
+          if (!terms || world.rank() == 1) std::fill_n(b["y"].data<std::int32_t>(), 4, -100);
+          engine.backward(net(engine.tape(), b));
           engine.step();
         };
         update(true);
         EXPECT_FALSE(engine.report().skipped);
-        const std::vector<float> before = values_of(engine.strategy(), net);
+        const std::vector<float> before = values_of(engine, net);
         const double scale = engine.report().loss_scale;
         for (int i = 1; i < 3; ++i) {
           update(false);
@@ -517,12 +588,12 @@ TEST(TermsOfAnEngine, AnUpdateWithoutTermsIsSkipped) {
         EXPECT_EQ(e.code(), Errc::diverged);
         EXPECT_NE(std::string(e.what()).find("no update was made in 3 updates in a row"), std::string::npos)
             << e.what();
-        EXPECT_EQ(values_of(engine.strategy(), net), before);
+        EXPECT_EQ(values_of(engine, net), before);
         EXPECT_EQ(engine.optimizer().updates(), 1);
         update(true);
         EXPECT_FALSE(engine.report().without_terms);
         EXPECT_EQ(engine.report().loss_scale, scale);
-        EXPECT_NE(values_of(engine.strategy(), net), before);
+        EXPECT_NE(values_of(engine, net), before);
       }
   });
   std::rewind(log.get());
@@ -534,16 +605,16 @@ TEST(TermsOfAnEngine, AnUpdateWithoutTermsIsSkipped) {
 }
 
 TEST(TermsOfAnEngine, AScalarLossIsReportedAsOneTermOfEachPass) {
-  in_world(2, [](World& world) {
-    Net net;
+  lab::world(2, [](World& world) {
+    Mlp net;
     net.eval();
-    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+    auto engine = initialize(world, net, lab::options(R"({"train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD"}})"));
     std::vector<Mean> losses;
     for (int m = 0; m < 2; ++m) {
-      const Batch b = batch(static_cast<std::uint64_t>(2 * m + world.rank()), 4);
+      const rz::Batch b = batch(static_cast<std::uint64_t>(2 * m + world.rank()));
       Tape& t = engine.tape();
-      const Var loss = nn::mse(t, net(t, b.x), Tensor::zeros({4, classes}));
+      const Var loss = nn::mse(t, net(t, b["x"]), Tensor::zeros({4, 5}));
       losses.push_back(engine.item(loss));
       engine.backward(loss);
       engine.step();
@@ -559,6 +630,5 @@ TEST(TermsOfAnEngine, AScalarLossIsReportedAsOneTermOfEachPass) {
   });
 }
 
-}  // namespace engines
 }  // namespace
 }  // namespace rz

@@ -9,7 +9,7 @@
 #include <numbers>
 
 #include "comm/core/error.h"
-#include "tests/support/engine.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 
 namespace rz {
@@ -291,30 +291,19 @@ TEST(LrSchedule, AFieldOutOfRangeIsNamed) {
 
 // ---- of engines
 
-namespace engines {
-
-using test::engine::Batch;
-using test::engine::batch;
-using test::engine::Batches;
-using test::engine::config;
-using test::engine::in_world;
-using test::engine::Net;
-using test::engine::options;
-using test::engine::values_of;
+using lab::options;
+using lab::Trainer;
 
 TEST(SchedulesOfAnEngine, ASchedulePerEpochAdvancesWithEpochs) {
-  in_world(1, [](World& world) {
-    Net net;
-    EngineOptions o = options(config(0));
+  lab::world(1, [](World& world) {
+    EngineOptions o = options(lab::config(0));
     o.lr_schedule = CosineAnnealingLr{.t_max = 4, .eta_min = 0};
     o.schedule_unit = ScheduleUnit::epoch;
-    auto engine = initialize(world, net, std::move(o));
-    Batches batches{0, 1, 4};
+    Trainer t(world, std::move(o));
     std::vector<double> rates;
-    const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
     for (int epoch = 0; epoch < 3; ++epoch) {
-      for (int u = 0; u < 2; ++u) rates.push_back(engine.train_batch(batches, forward).lr);
-      engine.end_epoch();
+      for (int u = 0; u < 2; ++u) rates.push_back(t.update().lr);
+      t.engine.end_epoch();
     }
     EXPECT_EQ(rates[0], rates[1]);
     EXPECT_EQ(rates[2], rates[3]);
@@ -325,56 +314,43 @@ TEST(SchedulesOfAnEngine, ASchedulePerEpochAdvancesWithEpochs) {
 
 /// Beta 1 moves from 0.9 to 0.8 and back while the rate goes up and down, as by hand with the same betas.
 TEST(SchedulesOfAnEngine, OneCycleMovesTheBetasOfAdam) {
-  in_world(1, [](World& world) {
+  lab::world(1, [](World& world) {
     const OneCycle schedule{.min_lr = 1e-3, .max_lr = 1e-2, .first_step_size = 3};
-    const auto forward = [](Net& net) {
-      return [&net](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
-    };
-    const auto run = [&](bool by_hand) {
-      Net net;
+    const auto run = [&](const std::optional<OneCycle>& own) {
       EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"}})");
-      if (!by_hand) o.lr_schedule = schedule;
-      auto engine = initialize(world, net, std::move(o));
-      Batches batches{0, 1, 4};
+      if (own) o.lr_schedule = *own;
+      Trainer t(world, std::move(o));
       for (std::int64_t u = 0; u < 6; ++u) {
-        if (by_hand) {
-          engine.optimizer().set_learning_rate(learning_rate(schedule, u, {.base_lr = 1e-3}));
-          engine.optimizer().set_betas(0, scheduled_betas(schedule, u).value());
+        if (!own) {
+          t.engine.optimizer().set_learning_rate(learning_rate(schedule, u, {.base_lr = 1e-3}));
+          t.engine.optimizer().set_betas(0, scheduled_betas(schedule, u).value());
         }
-        engine.train_batch(batches, forward(net));
+        t.update();
       }
-      return values_of(engine.strategy(), net);
+      return lab::values_of(t.engine, t.net);
     };
-    EXPECT_EQ(run(false), run(true));
-    Net net;
-    EngineOptions fixed = options(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"}})");
+    const std::vector<float> by_hand = run(std::nullopt);
+    EXPECT_EQ(run(schedule), by_hand);
     OneCycle rates_only = schedule;
     rates_only.cycle_momentum = false;
-    fixed.lr_schedule = rates_only;
-    auto engine = initialize(world, net, std::move(fixed));
-    Batches batches{0, 1, 4};
-    for (int u = 0; u < 6; ++u) engine.train_batch(batches, forward(net));
-    EXPECT_NE(values_of(engine.strategy(), net), run(true));
+    EXPECT_NE(run(rates_only), by_hand);
   });
 }
 
 TEST(SchedulesOfAnEngine, OnlyAPlateauTakesAMetricAndOnlyBetweenUpdates) {
-  in_world(1, [](World& world) {
-    Net net;
-    auto engine = initialize(world, net, options(config(0)));
-    EXPECT_EQ(std::string(test::error_of([&] { engine.lr_scheduler_step(1); }).what()),
+  lab::world(1, [](World& world) {
+    Trainer t(world, options(lab::config(0)));
+    EXPECT_EQ(std::string(test::error_of([&] { t.engine.lr_scheduler_step(1); }).what()),
               "lr_scheduler_step(): the schedule is WarmupDecayLR, which counts updates by itself; only "
               "ReduceLROnPlateau takes a metric");
     EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
         "optimizer": {"type": "Adam", "params": {"lr": 0.5}}})");
     o.lr_schedule = ReduceLrOnPlateau{.factor = 0.5, .patience = 0};
-    Net other;
-    auto plateau = initialize(world, other, std::move(o));
+    Trainer other(world, std::move(o));
+    Engine& plateau = other.engine;
     for (const double metric : {1.0, 2.0}) plateau.lr_scheduler_step(metric);
     EXPECT_EQ(plateau.optimizer().learning_rate(), 0.25);
-    const Batch b = batch(0, 4);
-    plateau.backward(nn::cross_entropy(plateau.tape(), other(plateau.tape(), b.x), b.y));
-    EXPECT_FALSE(plateau.step());
+    EXPECT_FALSE(other.pass());
     EXPECT_NE(std::string(test::error_of([&] { plateau.lr_scheduler_step(3); }).what()).find("in the middle"),
               std::string::npos);
     EXPECT_EQ(plateau.optimizer().learning_rate(), 0.25);
@@ -392,36 +368,26 @@ TEST(SchedulesOfAnEngine, BetasOfAnOptimizerWithoutThemAreAnError) {
 }
 
 TEST(SchedulesOfAnEngine, RatesSetByHandStayWithoutASchedule) {
-  in_world(1, [](World& world) {
-    Net net;
-    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+  lab::world(1, [](World& world) {
+    Trainer t(world, options(R"({"train_micro_batch_size_per_gpu": 4,
         "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})"));
-    Batches batches{0, 1, 4};
-    const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
-    EXPECT_EQ(engine.train_batch(batches, forward).lr, 0.5);
-    engine.optimizer().set_learning_rate(0.125);
-    EXPECT_EQ(engine.train_batch(batches, forward).lr, 0.125);
+    EXPECT_EQ(t.update().lr, 0.5);
+    t.engine.optimizer().set_learning_rate(0.125);
+    EXPECT_EQ(t.update().lr, 0.125);
   });
 }
 
 TEST(SchedulesOfAnEngine, MaxStepsAreTheEndOfARunAndOfItsSchedule) {
-  in_world(1, [](World& world) {
-    Net net;
+  lab::world(1, [](World& world) {
     EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4})");
     o.arguments.learning_rate = 0.5, o.arguments.lr_scheduler_type = "linear", o.arguments.warmup_steps = 2;
     o.arguments.max_steps = 5;
-    auto engine = initialize(world, net, std::move(o));
-    Batches batches{0, 1, 4};
-    while (!engine.should_stop()) {
-      const Batch& b = batches.next();
-      engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-      engine.step();
-    }
-    EXPECT_EQ(engine.global_steps(), 5);
-    EXPECT_EQ(std::get<WarmupDecayLr>(engine.config().schedule).total_num_steps, 5);
+    Trainer t(world, std::move(o));
+    while (!t.engine.should_stop()) t.pass();
+    EXPECT_EQ(t.engine.global_steps(), 5);
+    EXPECT_EQ(std::get<WarmupDecayLr>(t.engine.config().schedule).total_num_steps, 5);
   });
 }
 
-}  // namespace engines
 }  // namespace
 }  // namespace rz

@@ -1,10 +1,16 @@
 #pragma once
-/// The initial weights of tests/data/gpt2_tiny, by the formula in its make_expected.py.
+/// tests/data/gpt2_tiny: tokens, initial weights by the formula in its make_expected.py, and what PyTorch
+/// computes in float64.
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
+
+#include "autograd_lite/models/gpt2.h"
+#include "sharding/lm/update_report.h"
 
 namespace rz::test {
 
@@ -28,5 +34,21 @@ inline float gpt2_tiny_weight(std::string_view name, int dims, int n_layer, std:
   const double u = static_cast<double>(splitmix64(fnv1a64(name) + i) >> 40) / (1 << 24);
   return static_cast<float>(std * (2 * u - 1) * std::sqrt(3.0));
 }
+
+inline std::string tiny_tokens() { return RZ_SOURCE_DIR "/tests/data/gpt2_tiny/tokens.bin"; }
+
+/// The initial weights as a checkpoint.
+void write_tiny_start(const Gpt2Config&, const std::string& path);
+
+/// A case: "tiny", "tiny_batch12", "untied".
+struct TinyCase {
+  Gpt2Config config;
+  std::int64_t batch = 0, steps = 0;
+  std::vector<double> loss, grad_norm;
+  std::vector<double> loss_spread, relative_norm_spread;  ///< tests/support/rounding_bound.h
+};
+TinyCase tiny_case(const std::string& name);
+/// Losses within 2e-5, norms within 1e-4 of themselves, or more where the case amplifies rounding.
+void expect_close(const std::vector<lm::UpdateReport>&, const TinyCase&);
 
 }  // namespace rz::test

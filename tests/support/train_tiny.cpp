@@ -11,9 +11,7 @@
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/io/json.h"
 #include "tensor/ops.h"
-#include "tests/support/gpt2_tiny.h"
 #include "tests/support/ranks.h"
-#include "tests/support/rounding_bound.h"
 
 namespace rz::test {
 
@@ -21,30 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using lm::UpdateReport;
-const std::string data_folder = RZ_SOURCE_DIR "/tests/data/gpt2_tiny/";
 
 }  // namespace
-
-std::string tiny_tokens() { return data_folder + "tokens.bin"; }
-
-TinyCase tiny_case(const std::string& name) {
-  const std::string path = data_folder + "expected.json";
-  const nlohmann::json node = parse_json(read_text_file(path), path, JsonDialect::strict).at(name);
-  TinyCase c;
-  c.config = {.n_layer = node["n_layer"],
-              .n_head = node["n_head"],
-              .n_embd = node["n_embd"],
-              .n_positions = node["n_positions"],
-              .vocab_size = node["vocab_size"],
-              .tie_word_embeddings = node["tied"]};
-  c.batch = node["batch"];
-  c.steps = node["steps"];
-  c.loss = node["float64"]["loss"].get<std::vector<double>>();
-  c.grad_norm = node["float64"]["grad_norm"].get<std::vector<double>>();
-  c.loss_spread = node["spread"]["loss"].get<std::vector<double>>();
-  c.relative_norm_spread = node["spread"]["relative_grad_norm"].get<std::vector<double>>();
-  return c;
-}
 
 void write_tiny_start(const Gpt2Config& config, const std::string& path, DType precision) {
   Gpt2 model(config);
@@ -156,15 +132,6 @@ TinyRun smallest_run(StrategyKind kind, int ranks, const Folder& folder) {
   run.options.strategy_options.first_bucket_size = 256;
   write_tiny_start(c.config, run.checkpoint);
   return run;
-}
-
-void expect_close(const Reports& reports, const TinyCase& c) {
-  for (const UpdateReport& r : reports) {
-    const double loss = rounding_bound(c.loss_spread[r.step], 2e-5);
-    const double norm = rounding_bound(c.relative_norm_spread[r.step], 1e-4);
-    EXPECT_NEAR(r.loss, c.loss[r.step], loss) << "update " << r.step;
-    EXPECT_NEAR(r.grad_norm / c.grad_norm[r.step], 1, norm) << "update " << r.step;
-  }
 }
 
 void expect_same_bits(const Reports& a, const Reports& b, const std::string& what) {

@@ -11,23 +11,14 @@
 #include "sharding/engine/engine.h"
 #include "sharding/lm/updates.h"
 #include "tests/support/folder.h"
+#include "tests/support/gpt2_tiny.h"
 
 namespace rz::test {
 
 using Reports = std::vector<lm::UpdateReport>;
 
-/// A case of tests/data/gpt2_tiny: "tiny", "tiny_batch12", "untied".
-struct TinyCase {
-  Gpt2Config config;
-  std::int64_t batch = 0, steps = 0;
-  std::vector<double> loss, grad_norm;
-  std::vector<double> loss_spread, relative_norm_spread;  ///< tests/support/rounding_bound.h
-};
-TinyCase tiny_case(const std::string& name);
-std::string tiny_tokens();
-
 /// The initial weights of a case as a checkpoint, rounded to `precision`.
-void write_tiny_start(const Gpt2Config&, const std::string& path, DType precision = DType::f32);
+void write_tiny_start(const Gpt2Config&, const std::string& path, DType precision);
 
 struct TinyOptions {
   DsConfig ds;  ///< without precision, which follows from the next
@@ -65,8 +56,6 @@ Reports train_tiny(const std::string& name, int ranks, StrategyKind, std::int64_
 /// A GPT-2 so small that hundreds of updates are fast, in many buckets.
 TinyRun smallest_run(StrategyKind, int ranks, const Folder&);
 
-/// Losses within 2e-5, norms within 1e-4 of themselves, or more where the case amplifies rounding.
-void expect_close(const Reports&, const TinyCase&);
 void expect_same_bits(const Reports& a, const Reports& b, const std::string& what);
 
 inline constexpr StrategyKind strategies[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,

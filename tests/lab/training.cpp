@@ -1,0 +1,115 @@
+#include "tests/lab/training.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <tuple>
+
+#include "sharding/lm/updates.h"
+
+namespace rz::lab {
+
+namespace {
+
+auto bits(const lm::UpdateReport& r) {
+  const auto of = [](double x) { return std::bit_cast<std::uint64_t>(x); };
+  return std::tuple(r.step, of(r.loss), of(r.grad_norm), of(r.lr), of(r.loss_scale), r.skipped, r.diverged);
+}
+
+lm::UpdateReport update(const Run& run, Engine& engine, Module& module, Loader& loader) {
+  if (auto* model = dynamic_cast<LanguageModel*>(&module))
+    return lm::update(engine, *model, loader, 1).value();
+  const auto loss = [&](Tape& t, const Batch& b) { return run.model.loss(module, t, b); };
+  std::int64_t micro = engine.global_steps() * engine.config().sizes.accumulation;
+  if (run.whole_updates) engine.train_batch(loader, loss);
+  for (bool done = run.whole_updates; !done; done = engine.step()) {
+    if (run.before) run.before(engine, micro++);
+    engine.backward(loss(engine.tape(), loader.next()));
+  }
+  return report_of(engine);
+}
+
+}  // namespace
+
+bool operator==(const Trace& a, const Trace& b) {
+  return std::ranges::equal(a.updates, b.updates, {}, bits, bits) &&
+         std::ranges::equal(std::as_bytes(std::span(a.values)), std::as_bytes(std::span(b.values)));
+}
+
+void PrintTo(const Trace& trace, std::ostream* out) {
+  out->precision(17);
+  for (const lm::UpdateReport& r : trace.updates)
+    *out << "\nupdate " << r.step << ": loss " << r.loss << ", norm " << r.grad_norm << ", lr " << r.lr
+         << ", loss scale " << r.loss_scale << (r.skipped ? ", skipped " : " ") << r.diverged;
+  const std::string_view bytes(reinterpret_cast<const char*>(trace.values.data()),
+                               trace.values.size() * sizeof(float));
+  *out << "\n" << trace.values.size() << " values of hash " << std::hash<std::string_view>()(bytes);
+}
+
+Trace train(const Run& run) {
+  std::vector<Trace> all(static_cast<std::size_t>(run.ranks));
+  world(run.ranks, run.comm,
+        [&](World& world) { all[static_cast<std::size_t>(world.rank())] = train(world, run); });
+  for (std::size_t r = 1; r < all.size(); ++r) EXPECT_EQ(all[r], all[0]) << "rank " << r << " and rank 0";
+  return all[0];
+}
+
+Trace train(World& world, const Run& run) {
+  const auto module = run.model.make();
+  EngineOptions o = options("");
+  o.ds_config = parse_ds_config(config(run), "ds.json", {}, {.ranks = world.size()});
+  if (run.model.options) run.model.options(o, *module);
+  if (run.options) run.options(o);
+  Engine engine = initialize(world, *module, std::move(o));
+  Loader loader = run.model.loader(engine);
+  if (run.start) run.start(engine, *module);
+  Trace out;
+  for (std::int64_t i = engine.global_steps(); i < run.updates; ++i) {
+    out.updates.push_back(update(run, engine, *module, loader));
+    if (run.each) run.each(engine, *module);
+  }
+  out.values = values_of(engine, *module);
+  if (run.end) run.end(engine, *module);
+  return out;
+}
+
+lm::UpdateReport report_of(Engine& engine) {
+  const StepReport& r = engine.report();
+  return {.step = static_cast<std::uint64_t>(r.step),
+          .loss = engine.loss(),
+          .grad_norm = r.grad_norm,
+          .lr = r.lr,
+          .loss_scale = r.loss_scale,
+          .skipped = r.skipped};
+}
+
+std::string config(const Run& run) {
+  nlohmann::json all = nlohmann::json::parse(run.model.config);
+  all["zero_optimization"]["stage"] = static_cast<int>(run.strategy);
+  if (run.mesh != MeshSizes{})
+    all["ringzero"]["mesh"] = {
+        {"replicate", run.mesh.replicate}, {"shard", run.mesh.shard}, {"tp", run.mesh.tp}};
+  all.merge_patch(nlohmann::json::parse("{" + run.keys + "}"));
+  return all.dump();
+}
+std::string config(int stage, const std::string& keys) {
+  return config({.strategy = static_cast<StrategyKind>(stage), .keys = keys});
+}
+
+EngineOptions options(std::string config) { return {.config = std::move(config), .seed = 7, .log = nullptr}; }
+
+std::vector<float> values_of(Strategy& strategy, Module& module, const Stream& stream) {
+  std::vector<float> all;
+  for (const Parameter* p : module.parameters()) {
+    const Tensor value = strategy.values().whole(*p, stream).on_host(stream);
+    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
+  }
+  return all;
+}
+std::vector<float> values_of(Engine& engine, Module& module) {
+  return values_of(engine.strategy(), module, engine.stream());
+}
+
+}  // namespace rz::lab

@@ -1,0 +1,58 @@
+#include "tests/support/gpt2_tiny.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "sharding/checkpoint/safetensors.h"
+#include "sharding/io/json.h"
+#include "tests/support/rounding_bound.h"
+
+namespace rz::test {
+
+TinyCase tiny_case(const std::string& name) {
+  const std::string path = RZ_SOURCE_DIR "/tests/data/gpt2_tiny/expected.json";
+  const nlohmann::json node = parse_json(read_text_file(path), path, JsonDialect::strict).at(name);
+  TinyCase c;
+  c.config = {.n_layer = node["n_layer"],
+              .n_head = node["n_head"],
+              .n_embd = node["n_embd"],
+              .n_positions = node["n_positions"],
+              .vocab_size = node["vocab_size"],
+              .tie_word_embeddings = node["tied"]};
+  c.batch = node["batch"];
+  c.steps = node["steps"];
+  c.loss = node["float64"]["loss"].get<std::vector<double>>();
+  c.grad_norm = node["float64"]["grad_norm"].get<std::vector<double>>();
+  c.loss_spread = node["spread"]["loss"].get<std::vector<double>>();
+  c.relative_norm_spread = node["spread"]["relative_grad_norm"].get<std::vector<double>>();
+  return c;
+}
+
+void write_tiny_start(const Gpt2Config& config, const std::string& path) {
+  Gpt2 model(config);
+  std::vector<SafetensorsSpec> tensors;
+  for (const Parameter* p : model.parameters()) {
+    tensors.push_back({p->name, {}});
+    for (int i = 0; i < p->shape.dims(); ++i) tensors.back().shape.push_back(p->shape[i]);
+  }
+  SafetensorsWriter writer(path, tensors);
+  for (const Parameter* p : model.parameters()) {
+    std::vector<float> values(p->count());
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = gpt2_tiny_weight(p->name, p->shape.dims(), static_cast<int>(config.n_layer), i);
+    writer.write(values);
+  }
+  writer.finish();
+}
+
+void expect_close(const std::vector<lm::UpdateReport>& updates, const TinyCase& c) {
+  for (const lm::UpdateReport& r : updates) {
+    const double loss = rounding_bound(c.loss_spread[r.step], 2e-5);
+    const double norm = rounding_bound(c.relative_norm_spread[r.step], 1e-4);
+    EXPECT_NEAR(r.loss, c.loss[r.step], loss) << "update " << r.step;
+    EXPECT_NEAR(r.grad_norm / c.grad_norm[r.step], 1, norm) << "update " << r.step;
+  }
+}
+
+}  // namespace rz::test
