@@ -20,13 +20,11 @@
 #include "comm/schedule/algorithms/algorithm.h"
 #include "comm/schedule/algorithms/node_map.h"
 #include "comm/schedule/executor.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 #include "tests/support/sim_transport.h"
 
 namespace rz {
 namespace {
-
-using test::run_ranks;
 
 template <class T>
 double widened(T x) {
@@ -267,15 +265,10 @@ void check_all(Communicator& comm, std::size_t n, const std::string& what) {
   });
 }
 
-/// `nodes`: one character per rank, the same for ranks of one node.
 void check_group(const std::string& nodes, const CommOptions& options, const std::string& what) {
-  run_ranks(static_cast<int>(nodes.size()), [&](int rank, auto store) {
-    CommOptions mine = options;
-    mine.timeout = std::chrono::seconds(60);
-    mine.host_id = nodes[static_cast<std::size_t>(rank)];
-    auto comm = Communicator::connect(rank, static_cast<int>(nodes.size()), store, mine);
+  lab::group(static_cast<int>(nodes.size()), lab::on_hosts(nodes, options), [&](Communicator& comm) {
     for (const std::size_t n : {1u, 5u, 1031u}) check_all(comm, n, what);
-    auto split = comm.split(rank % 2, rank);
+    auto split = comm.split(comm.rank() % 2, comm.rank());
     check_all(*split, 7, what + ", split");
   });
 }
@@ -285,6 +278,7 @@ TEST(Averages, OnOneHostAndSeveralAndOverTcp) {
     for (const ReductionOrder order : {ReductionOrder::rank, ReductionOrder::pairwise}) {
       if (!deterministic && order == ReductionOrder::pairwise) continue;
       CommOptions options;
+      options.timeout = std::chrono::seconds(60);
       options.deterministic = deterministic;
       options.reduction_order = order;
       const std::string what = concat(deterministic ? "deterministic, " : "", name(order), " order");
@@ -297,9 +291,8 @@ TEST(Averages, OnOneHostAndSeveralAndOverTcp) {
 }
 
 TEST(Averages, OfACoalescedGroup) {
-  run_ranks(4, [](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 4, store, {});
-    std::vector<std::vector<bf16>> xs(5, contributions<bf16>(Range::largest, rank, 9));
+  lab::group(4, [](Communicator& comm) {
+    std::vector<std::vector<bf16>> xs(5, contributions<bf16>(Range::largest, comm.rank(), 9));
     auto group = comm.group();
     for (auto& x : xs) group.all_reduce(x, ReduceOp::avg);
     group.launch().wait();

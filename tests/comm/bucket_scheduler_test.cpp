@@ -12,8 +12,8 @@
 
 #include "comm/communicator.h"
 #include "comm/core/error.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -321,10 +321,7 @@ TEST(BucketScheduler, ReportsTheTimeThatBackwardDidNotHide) {
 }
 
 TEST(BucketScheduler, RanksThatGetReadyInDifferentOrdersGetTheSameResult) {
-  test::run_ranks(3, [](int rank, auto store) {
-    CommOptions comm_options;
-    comm_options.timeout = std::chrono::seconds(20);
-    auto comm = Communicator::connect(rank, 3, store, comm_options);
+  lab::group(3, {.timeout = std::chrono::seconds(20)}, [](Communicator& comm) {
     Members members;
     for (std::size_t m = 0; m < 20; ++m)
       members.push_back({m * m * 37 % 4001, m % 3 ? DType::f32 : DType::f64});
@@ -347,14 +344,14 @@ TEST(BucketScheduler, RanksThatGetReadyInDifferentOrdersGetTheSameResult) {
         members[m].dtype == DType::f64 ? f(reinterpret_cast<double*>(base)[i])
                                        : f(reinterpret_cast<float*>(base)[i]);
     };
-    std::mt19937 random(static_cast<unsigned>(rank));
+    std::mt19937 random(static_cast<unsigned>(comm.rank()));
     for (int step = 0; step < 10; ++step) {
       List order(members.size());
       std::iota(order.begin(), order.end(), 0);
       std::shuffle(order.begin(), order.end(), random);
       for (const int m : order) {
         each_element(static_cast<std::size_t>(m), [&]<class T>(T& x) {
-          x = static_cast<T>(value(static_cast<std::size_t>(m), rank, step));
+          x = static_cast<T>(value(static_cast<std::size_t>(m), comm.rank(), step));
         });
         scheduler.ready(m, {});
       }

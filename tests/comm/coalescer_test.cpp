@@ -17,6 +17,7 @@
 #include "comm/communicator.h"
 #include "comm/core/error.h"
 #include "comm/schedule/algorithms/algorithm.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
@@ -172,7 +173,7 @@ TEST(Coalescer, AGroupIsOneCallByEveryAlgorithm) {
 class CoalescerOver : public testing::TestWithParam<std::string> {
  protected:
   /// "nodes": several nodes, of which the first has one rank.
-  CommOptions options(int rank) const {
+  static CommOptions options(int rank) {
     CommOptions o;
     if (GetParam() == "nodes")
       o.host_id = concat((rank + 1) / 2);
@@ -210,19 +211,17 @@ TEST_P(CoalescerOver, HasTheBitsOfSeparateCalls) {
     for (Work& w : works) w.wait();
     return out;
   };
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store), options(rank));
+  lab::group(ranks, options, [&](Communicator& comm) {
     const auto one_by_one = run(comm, 1);
     for (const int of_a_group : {2, 7, 40, calls}) EXPECT_EQ(run(comm, of_a_group), one_by_one) << of_a_group;
   });
 }
 
 TEST_P(CoalescerOver, AGroupIsFused) {
-  test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 3, std::move(store), options(rank));
+  lab::group(3, options, [&](Communicator& comm) {
     std::vector<std::vector<int>> x;
     auto group = comm.group();
-    for (int i = 0; i < 40; ++i) x.emplace_back(i + 1, rank + i);
+    for (int i = 0; i < 40; ++i) x.emplace_back(i + 1, comm.rank() + i);
     for (auto& v : x) group.all_reduce({v.data(), v.size()});
     group.launch().wait();
     for (int i = 0; i < 40; ++i) ASSERT_EQ(x[i], std::vector<int>(i + 1, 3 + 3 * i)) << i;
@@ -231,26 +230,24 @@ TEST_P(CoalescerOver, AGroupIsFused) {
 
 // Point-to-point messages differ between ranks and do not affect which collectives are coalesced.
 TEST_P(CoalescerOver, MessagesOfSomeRanksAloneEndNoRun) {
-  test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 3, std::move(store), options(rank));
-    std::vector<int> x(20, rank);
-    int message = rank == 0 ? 42 : 0;
+  lab::group(3, options, [&](Communicator& comm) {
+    std::vector<int> x(20, comm.rank());
+    int message = comm.rank() == 0 ? 42 : 0;
     auto group = comm.group();
     for (int i = 0; i < 20; ++i) {
       group.all_reduce({&x[i], 1});
-      if (i == 5 && rank == 0) group.send({&message, 1}, 1);
-      if (i == 9 && rank == 1) group.recv({&message, 1}, 0);
+      if (i == 5 && comm.rank() == 0) group.send({&message, 1}, 1);
+      if (i == 9 && comm.rank() == 1) group.recv({&message, 1}, 0);
     }
     group.launch().wait();
     EXPECT_EQ(x, std::vector<int>(20, 3));
-    EXPECT_EQ(message, rank == 2 ? 0 : 42);
+    EXPECT_EQ(message, comm.rank() == 2 ? 0 : 42);
   });
 }
 
 TEST_P(CoalescerOver, ACallThatReadsAResultOfItsGroupIsRefused) {
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
-    float x = 1, y = static_cast<float>(rank);
+  lab::group(2, options, [&](Communicator& comm) {
+    float x = 1, y = static_cast<float>(comm.rank());
     auto group = comm.group();
     group.all_reduce({&x, 1}).all_reduce({&y, 1}).all_reduce({&x, 1});
     const Error e = test::error_of([&] { group.launch().wait(); });
@@ -263,17 +260,16 @@ TEST_P(CoalescerOver, ACallThatReadsAResultOfItsGroupIsRefused) {
 }
 
 /// Ranks make these groups of all_reduces; the numbers are element counts.
-void expect_mismatch(const std::function<CommOptions(int)>& options, const std::vector<std::size_t>& rank0,
+void expect_mismatch(const lab::OptionsOfRank& options, const std::vector<std::size_t>& rank0,
                      const std::vector<std::size_t>& rank1, bool rank1_as_group = true) {
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
-    const auto& counts = rank == 0 ? rank0 : rank1;
+  lab::group(2, options, [&](Communicator& comm) {
+    const auto& counts = comm.rank() == 0 ? rank0 : rank1;
     std::vector<std::vector<float>> x;
     for (const std::size_t n : counts) x.emplace_back(n);
     const Error e = test::error_of([&] {
       auto group = comm.group();
       for (auto& v : x) {
-        if (rank == 1 && !rank1_as_group)
+        if (comm.rank() == 1 && !rank1_as_group)
           comm.all_reduce({v.data(), v.size()}).wait();
         else
           group.all_reduce({v.data(), v.size()});
@@ -285,19 +281,17 @@ void expect_mismatch(const std::function<CommOptions(int)>& options, const std::
 }
 
 TEST_P(CoalescerOver, GroupsThatDifferAreAMismatch) {
-  const auto here = [&](int rank) { return options(rank); };
-  expect_mismatch(here, {4, 3, 5}, {4, 5, 3});
-  expect_mismatch(here, {4, 3, 5}, {12});
-  expect_mismatch(here, {4, 3, 5}, {4, 3});
-  expect_mismatch(here, {4, 3, 5}, {4, 3, 5}, false);
+  expect_mismatch(options, {4, 3, 5}, {4, 5, 3});
+  expect_mismatch(options, {4, 3, 5}, {12});
+  expect_mismatch(options, {4, 3, 5}, {4, 3});
+  expect_mismatch(options, {4, 3, 5}, {4, 3, 5}, false);
 }
 
 TEST_P(CoalescerOver, AFailureEndsAllThatIsFused) {
   std::latch submitted(1);
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
+  lab::group(2, options, [&](Communicator& comm) {
     std::vector<float> x(50, 1.0f);
-    if (rank == 1) {
+    if (comm.rank() == 1) {
       for (int i = 0; i < 20; ++i) comm.all_reduce({&x[i], 1}).wait();
       submitted.wait();
       return comm.abort("enough");

@@ -14,6 +14,7 @@
 #include "comm/core/error.h"
 #include "comm/core/math.h"
 #include "comm/schedule/algorithms/algorithm.h"
+#include "tests/lab/group.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -169,8 +170,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Sizes, testing::Values(1, 2, 3, 4, 7, 8));
 
 TEST_P(Sizes, EveryReductionOfEveryType) {
   const int size = GetParam();
-  run_ranks(size, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, size, store, quick());
+  lab::group(size, quick(), [&](Communicator& comm) {
     check_all_types(comm,
                     size <= 3   ? Counts{0, 1, 3, 17, 1000}
                     : size == 7 ? Counts{3}
@@ -184,10 +184,7 @@ TEST_P(Sizes, EveryReductionOfEveryType) {
 TEST(Collectives, ReductionsOverTcpAndOverBoth) {
   for (const std::string nodes : {"aaa", "aabb"}) {
     const int size = static_cast<int>(nodes.size());
-    run_ranks(size, [&](int rank, auto store) {
-      auto options = quick(nodes == "aaa" ? "tcp" : "auto");
-      options.host_id = nodes[static_cast<std::size_t>(rank)];
-      auto comm = Communicator::connect(rank, size, store, options);
+    lab::group(size, lab::on_hosts(nodes, quick(nodes == "aaa" ? "tcp" : "auto")), [&](Communicator& comm) {
       EXPECT_EQ(comm.describe(), nodes == "aaa" ? "native over tcp" : "native over shm+tcp");
       check_all_types(comm, {17}, false);
       check_reductions<float>(comm, {0}, false);
@@ -341,8 +338,7 @@ void check_moving_all_types(Communicator& comm, const Counts& counts, bool share
 
 TEST_P(Sizes, EveryMovementOfEveryType) {
   const int size = GetParam();
-  run_ranks(size, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, size, store, quick());
+  lab::group(size, quick(), [&](Communicator& comm) {
     check_moving_all_types(comm, {17}, false);
     check_moving_all_types(comm, {3}, true);
     check_movements<std::uint8_t>(comm, {0, 1, 3, 1000, 100003}, false);
@@ -353,10 +349,7 @@ TEST_P(Sizes, EveryMovementOfEveryType) {
 TEST(Collectives, MovementsOverTcpAndOverBoth) {
   for (const std::string nodes : {"aaa", "aabb"}) {
     const int size = static_cast<int>(nodes.size());
-    run_ranks(size, [&](int rank, auto store) {
-      auto options = quick(nodes == "aaa" ? "tcp" : "auto");
-      options.host_id = nodes[static_cast<std::size_t>(rank)];
-      auto comm = Communicator::connect(rank, size, store, options);
+    lab::group(size, lab::on_hosts(nodes, quick(nodes == "aaa" ? "tcp" : "auto")), [&](Communicator& comm) {
       check_moving_all_types(comm, {17}, false);
       check_movements<f16>(comm, {0, 1, 3, 1000, 100003}, true);
     });
@@ -368,12 +361,7 @@ void on_nodes(const std::string& nodes, const CommOptions& options,
               const std::function<void(Communicator&)>& run) {
   SCOPED_TRACE(nodes);
   const int size = static_cast<int>(nodes.size());
-  run_ranks(size, [&](int rank, auto store) {
-    auto mine = options;
-    mine.host_id = nodes[static_cast<std::size_t>(rank)];
-    auto comm = Communicator::connect(rank, size, store, mine);
-    run(comm);
-  });
+  lab::group(size, lab::on_hosts(nodes, options), run);
 }
 
 /// Calls whose shards have `bytes` use a hierarchy, if there is one for that collective.
@@ -453,11 +441,10 @@ TEST(Collectives, EveryAlgorithmOfAllReduce) {
     if (algorithm.collective != Collective::all_reduce) continue;
     SCOPED_TRACE(algorithm.name);
     for (const int size : {2, 3, 5}) {
-      run_ranks(size, [&](int rank, auto store) {
-        auto options = quick(size == 3 ? "tcp" : "auto");
-        options.algorithm = concat("schedule:", algorithm.name);
-        options.deterministic = false;
-        auto comm = Communicator::connect(rank, size, store, options);
+      auto options = quick(size == 3 ? "tcp" : "auto");
+      options.algorithm = concat("schedule:", algorithm.name);
+      options.deterministic = false;
+      lab::group(size, options, [&](Communicator& comm) {
         for (const auto kind : {ReduceOp::sum, ReduceOp::avg, ReduceOp::premul_sum})
           for (const bool in_place : {false, true}) {
             const Way way{Collective::all_reduce, -1, in_place};
@@ -471,10 +458,9 @@ TEST(Collectives, EveryAlgorithmOfAllReduce) {
 
 // Groups of more than eight ranks on a network use the algorithms with few messages.
 TEST(Collectives, ALargeGroupOnANetwork) {
-  run_ranks(9, [](int rank, auto store) {
-    auto options = quick("tcp");
-    options.deterministic = false;
-    auto comm = Communicator::connect(rank, 9, store, options);
+  auto options = quick("tcp");
+  options.deterministic = false;
+  lab::group(9, options, [](Communicator& comm) {
     check_reductions<float>(comm, {0, 3, 1000, 40009}, false);
     check_movements<std::int32_t>(comm, {0, 3, 1000, 40009}, false);
     check_reduction<float>(comm, {Collective::all_reduce, -1, true}, ReduceOp::sum, 1200007, false);
@@ -504,11 +490,8 @@ TEST(Collectives, DeterministicSumsAreALeftFoldForAnyChunking) {
     const int size = static_cast<int>(nodes.size());
     constexpr std::size_t n = 5 * 12007;
     const std::vector<float> want = left_fold(size, n);
-    run_ranks(size, [&](int rank, auto store) {
-      auto options = quick();
-      options.host_id = nodes[static_cast<std::size_t>(rank)];
-      auto comm = Communicator::connect(rank, size, store, options);
-      const std::vector<float> mine = noise(rank, n);
+    lab::group(size, lab::on_hosts(nodes, quick()), [&](Communicator& comm) {
+      const std::vector<float> mine = noise(comm.rank(), n);
       std::vector<float> whole = mine;
       comm.all_reduce({whole.data(), n}).wait();
       EXPECT_EQ(whole, want);
@@ -520,12 +503,12 @@ TEST(Collectives, DeterministicSumsAreALeftFoldForAnyChunking) {
         for (const Work& w : works) w.wait();
         EXPECT_EQ(pieces, want) << "in pieces of " << piece;
       }
-      const std::size_t part = n / 5, first = static_cast<std::size_t>(rank) * part;
+      const std::size_t part = n / 5, first = static_cast<std::size_t>(comm.rank()) * part;
       std::vector<float> own(part), root(n);
       comm.reduce_scatter(ConstBuffer(mine.data(), n), {own.data(), part}).wait();
       EXPECT_TRUE(std::equal(own.begin(), own.end(), want.begin() + static_cast<std::ptrdiff_t>(first)));
       comm.reduce(ConstBuffer(mine.data(), n), {root.data(), n}, 3).wait();
-      EXPECT_EQ(root, rank == 3 ? want : std::vector<float>(n));
+      EXPECT_EQ(root, comm.rank() == 3 ? want : std::vector<float>(n));
     });
   }
 }
@@ -579,12 +562,11 @@ TEST(Collectives, EveryAlgorithmHasTheSameBitsOnEveryRank) {
     if (algorithm.collective != Collective::all_reduce) continue;
     constexpr std::size_t n = 20011;
     std::vector<std::vector<float>> results(7);
-    run_ranks(7, [&](int rank, auto store) {
-      auto options = quick();
-      options.algorithm = concat("schedule:", algorithm.name);
-      options.deterministic = false;
-      auto comm = Communicator::connect(rank, 7, store, options);
-      auto& x = results[static_cast<std::size_t>(rank)] = noise(rank, n);
+    auto options = quick();
+    options.algorithm = concat("schedule:", algorithm.name);
+    options.deterministic = false;
+    lab::group(7, options, [&](Communicator& comm) {
+      auto& x = results[static_cast<std::size_t>(comm.rank())] = noise(comm.rank(), n);
       comm.all_reduce({x.data(), n}, ReduceOp::avg).wait();
     });
     for (const auto& x : results) EXPECT_EQ(x, results[0]) << algorithm.name;
@@ -596,8 +578,8 @@ TEST(Collectives, EveryAlgorithmHasTheSameBitsOnEveryRank) {
 TEST(Collectives, AGroupOfMessagesAndCollectivesIsOne) {
   for (const std::string transport : {"shm", "tcp"}) {
     for (const std::size_t n : {std::size_t{0}, std::size_t{5}, std::size_t{300007}}) {
-      run_ranks(4, [&](int rank, auto store) {
-        auto comm = Communicator::connect(rank, 4, store, quick(transport));
+      lab::group(4, quick(transport), [&](Communicator& comm) {
+        const int rank = comm.rank();
         const int next = (rank + 1) % 4, previous = (rank + 3) % 4;
         std::vector<int> to_next(n), to_previous(n), from_next(n), from_previous(n);
         fill(to_next.data(), rank, next, n);
@@ -626,9 +608,8 @@ TEST(Collectives, AGroupOfMessagesAndCollectivesIsOne) {
 
 TEST(Collectives, AGroupHoldsEveryCollective) {
   for (const std::string transport : {"shm", "tcp"})
-    run_ranks(3, [&](int rank, auto store) {
-      auto comm = Communicator::connect(rank, 3, store, quick(transport));
-      const auto n = static_cast<float>(rank);
+    lab::group(3, quick(transport), [&](Communicator& comm) {
+      const auto n = static_cast<float>(comm.rank());
       const std::vector<float> one(5, n), three{n, n + 10, n + 20};
       const std::vector<std::size_t> counts(3, 1), offsets{0, 1, 2}, backwards{2, 1, 0};
       std::vector<float> sum(5), root(5), to_two(5), all(15), turned(3), uneven(3), part(1), shared(1);
@@ -644,8 +625,9 @@ TEST(Collectives, AGroupHoldsEveryCollective) {
       group.launch().wait();
       EXPECT_EQ(sum, std::vector<float>(5, 3));
       EXPECT_EQ(root, std::vector<float>(5, 1));
-      EXPECT_EQ(to_two, std::vector<float>(5, rank == 2 ? 2 : 0));
-      for (std::size_t i = 0; i < 15; ++i) EXPECT_EQ(all[i], rank == 0 ? static_cast<float>(i / 5) : 0);
+      EXPECT_EQ(to_two, std::vector<float>(5, comm.rank() == 2 ? 2 : 0));
+      for (std::size_t i = 0; i < 15; ++i)
+        EXPECT_EQ(all[i], comm.rank() == 0 ? static_cast<float>(i / 5) : 0);
       EXPECT_EQ(part[0], 2 + 10 * n);
       EXPECT_EQ(shared[0], 10 * n);
       EXPECT_EQ(turned, (std::vector<float>{10 * n, 10 * n + 1, 10 * n + 2}));
@@ -667,13 +649,12 @@ TEST(Collectives, AGroupRefusesWhatACallAloneWould) {
 
 // A group of premul reduce_scatters, and all_to_alls in place: each needs its own copy of its input.
 TEST(Collectives, OperationsOfAGroupDoNotShareTheirCopies) {
-  run_ranks(3, [](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 3, store, quick());
+  lab::group(3, quick(), [](Communicator& comm) {
     constexpr std::size_t n = 40009;
     std::vector<double> in1(3 * n, 1), in2(3 * n, 10), out1(n), out2(n);
     auto group = comm.group();
-    group.reduce_scatter(ConstBuffer(in1.data(), 3 * n), {out1.data(), n}, ReduceOp::premul(rank))
-        .reduce_scatter(ConstBuffer(in2.data(), 3 * n), {out2.data(), n}, ReduceOp::premul(rank + 1));
+    group.reduce_scatter(ConstBuffer(in1.data(), 3 * n), {out1.data(), n}, ReduceOp::premul(comm.rank()))
+        .reduce_scatter(ConstBuffer(in2.data(), 3 * n), {out2.data(), n}, ReduceOp::premul(comm.rank() + 1));
     group.launch().wait();
     EXPECT_EQ(out1, std::vector<double>(n, 3));
     EXPECT_EQ(out2, std::vector<double>(n, 60));
@@ -682,13 +663,12 @@ TEST(Collectives, OperationsOfAGroupDoNotShareTheirCopies) {
 }
 
 TEST(Collectives, MessagesToOneselfAndToAPeerKeepTheirOrder) {
-  run_ranks(2, [](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
+  lab::group(2, quick(), [](Communicator& comm) {
     std::vector<std::vector<int>> in, out;
     std::vector<Work> works;
-    for (const int peer : {rank, 1 - rank})
+    for (const int peer : {comm.rank(), 1 - comm.rank()})
       for (std::size_t i = 0; i < 40; ++i) {
-        out.emplace_back(i * i * 5, rank * 100 + static_cast<int>(i));
+        out.emplace_back(i * i * 5, comm.rank() * 100 + static_cast<int>(i));
         in.emplace_back(i * i * 5, -1);
         works.push_back(comm.send(ConstBuffer(out.back().data(), out.back().size()), peer));
         works.push_back(comm.recv({in.back().data(), in.back().size()}, peer));
@@ -696,15 +676,14 @@ TEST(Collectives, MessagesToOneselfAndToAPeerKeepTheirOrder) {
     for (const Work& w : works) w.wait();
     for (std::size_t i = 0; i < 40; ++i) {
       EXPECT_EQ(in[i], out[i]);
-      EXPECT_EQ(in[40 + i], std::vector<int>(i * i * 5, (1 - rank) * 100 + static_cast<int>(i)));
+      EXPECT_EQ(in[40 + i], std::vector<int>(i * i * 5, (1 - comm.rank()) * 100 + static_cast<int>(i)));
     }
   });
 }
 
 TEST(Collectives, EightMebibytes) {
   for (const std::string transport : {"shm", "tcp"}) {
-    run_ranks(3, [&](int rank, auto store) {
-      auto comm = Communicator::connect(rank, 3, store, quick(transport));
+    lab::group(3, quick(transport), [&](Communicator& comm) {
       for (const bool shared : {false, true}) {
         constexpr std::size_t n = 2 << 20;
         check_reduction<float>(comm, {Collective::all_reduce, -1, shared}, ReduceOp::sum, n, shared);

@@ -22,6 +22,7 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/os/helper_thread.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"
 #include "tests/support/helper_threads.h"
@@ -81,19 +82,18 @@ TEST(Communicator, BuffersAreSpansVectorsAndArrays) {
   static_assert(!std::is_convertible_v<std::vector<float>, ConstBuffer>,
                 "of a temporary nothing would be left");
   static_assert(!std::is_convertible_v<int&, Buffer>);
-  run_ranks(2, [](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
-    std::vector<float> sums(3, static_cast<float>(rank + 1));
+  lab::group(2, quick(), [](Communicator& comm) {
+    std::vector<float> sums(3, static_cast<float>(comm.rank() + 1));
     comm.all_reduce(sums).wait();
     EXPECT_EQ(sums, std::vector<float>(3, 3));
-    const std::vector<std::int64_t> own(2, rank);
+    const std::vector<std::int64_t> own(2, comm.rank());
     std::array<std::int64_t, 4> all{};
     comm.all_gather(own, all).wait();
     EXPECT_EQ(all, (std::array<std::int64_t, 4>{0, 0, 1, 1}));
     double part[2] = {7.0, 8.0};
-    comm.broadcast(std::span(part).subspan(rank, 1), 1).wait();  // at other places on each rank
-    EXPECT_EQ(part[rank], 8.0);
-    std::vector<float> sum(rank == 0 ? 3 : 0);
+    comm.broadcast(std::span(part).subspan(comm.rank(), 1), 1).wait();  // at other places on each rank
+    EXPECT_EQ(part[comm.rank()], 8.0);
+    std::vector<float> sum(comm.rank() == 0 ? 3 : 0);
     comm.reduce(std::span<const float>(sums), sum, 0).wait();
     EXPECT_EQ(sum, std::vector<float>(sum.size(), 6));
   });
@@ -101,11 +101,11 @@ TEST(Communicator, BuffersAreSpansVectorsAndArrays) {
 
 TEST(Communicator, SumsOverRanksInPlace) {
   for (int size : {1, 2, 3, 4}) {
-    run_ranks(size, [&](int rank, auto store) {
-      auto comm = Communicator::connect(rank, size, store, quick());
+    lab::group(size, quick(), [&](Communicator& comm) {
       for (std::size_t n : {0, 1, 2, 3, 17, 1000, 100003}) {
         std::vector<float> x(n);
-        for (std::size_t i = 0; i < n; ++i) x[i] = static_cast<float>(rank + 1) * static_cast<float>(i % 97);
+        for (std::size_t i = 0; i < n; ++i)
+          x[i] = static_cast<float>(comm.rank() + 1) * static_cast<float>(i % 97);
         comm.all_reduce({x.data(), n}).wait();
         for (std::size_t i = 0; i < n; ++i)
           ASSERT_EQ(x[i], static_cast<float>(size * (size + 1) / 2) * static_cast<float>(i % 97)) << i;
@@ -218,9 +218,8 @@ struct RepeatedCalls {
 };
 
 TEST(Communicator, RepeatedCallsAreChecked) {
-  run_ranks(2, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
-    RepeatedCalls calls(comm, rank);
+  lab::group(2, quick(), [&](Communicator& comm) {
+    RepeatedCalls calls(comm, comm.rank());
     for (int round = 1; round < 4; ++round) {
       calls.set_round(round);
       calls.all_reduce();
@@ -235,20 +234,19 @@ TEST(Communicator, RepeatedCallsAreChecked) {
 }
 
 TEST(Communicator, MessagesCrossWithoutDeadlock) {
-  run_ranks(2, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
+  lab::group(2, quick(), [&](Communicator& comm) {
     const std::size_t n = 1 << 20;
-    std::vector<int> out(n, rank), in(n, -1);
-    auto sent = comm.send(ConstBuffer(out.data(), n), 1 - rank);
-    comm.recv({in.data(), n}, 1 - rank).wait();
+    std::vector<int> out(n, comm.rank()), in(n, -1);
+    auto sent = comm.send(ConstBuffer(out.data(), n), 1 - comm.rank());
+    comm.recv({in.data(), n}, 1 - comm.rank()).wait();
     sent.wait();
-    EXPECT_EQ(in, std::vector<int>(n, 1 - rank));
+    EXPECT_EQ(in, std::vector<int>(n, 1 - comm.rank()));
   });
 }
 
 TEST(Communicator, CollectivesEndWhileAnotherThreadWaitsForAMessage) {
-  run_ranks(2, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
+  lab::group(2, quick(), [&](Communicator& comm) {
+    const int rank = comm.rank();
     int late = -1;
     auto message = comm.recv({&late, 1}, 1 - rank);
     std::thread waiter([&] { message.wait(); });
@@ -266,24 +264,22 @@ TEST(Communicator, CollectivesEndWhileAnotherThreadWaitsForAMessage) {
 
 TEST(Communicator, AMismatchIsNamedOnEveryRank) {
   for (const char* const transport : {"shm", "tcp"})
-    run_ranks(3, [&](int rank, auto store) {
-      CommOptions options = quick();
-      options.transport = transport;
-      auto comm = Communicator::connect(rank, 3, store, options);
-      std::vector<float> x(rank == 2 ? 12 : 24);
+    lab::group(3, {.timeout = std::chrono::seconds(20), .transport = transport}, [&](Communicator& comm) {
+      std::vector<float> x(comm.rank() == 2 ? 12 : 24);
       const Error e = test::error_of([&] { comm.all_reduce({x.data(), x.size()}).wait(); });
       EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
       EXPECT_NE(std::string(e.what()).find("rank 2 called all_reduce #0 (12 f32"), std::string::npos)
           << e.what();
-      EXPECT_EQ(e.culprit(), 2) << transport << " on rank " << rank;
+      EXPECT_EQ(e.culprit(), 2) << transport << " on rank " << comm.rank();
     });
 }
 
 TEST(Communicator, OfTwoRanksThatDifferNeitherIsTheCulprit) {
-  run_ranks(2, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
+  lab::group(2, quick(), [&](Communicator& comm) {
     int x = 1;
-    const Error e = test::error_of([&] { rank ? comm.barrier().wait() : comm.all_reduce({&x, 1}).wait(); });
+    const Error e = test::error_of([&] {
+      comm.rank() ? comm.barrier().wait() : comm.all_reduce({&x, 1}).wait();
+    });
     EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
     EXPECT_EQ(e.culprit(), -1);
     for (const char* const call : {"rank 0 called all_reduce", "rank 1 called barrier"})
@@ -559,16 +555,15 @@ TEST(Communicator, ATimeoutSaysThatALateRankIsInNoCall) {
 }
 
 TEST(Communicator, AbortEndsEveryRank) {
-  run_ranks(3, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 3, store, quick());
-    if (rank == 1) {
+  lab::group(3, quick(), [&](Communicator& comm) {
+    if (comm.rank() == 1) {
       comm.abort("enough");
       comm.abort("again");
     }
     float x = 1;
     try {
       comm.all_reduce({&x, 1}).wait();
-      ADD_FAILURE() << "rank " << rank << " noticed nothing";
+      ADD_FAILURE() << "rank " << comm.rank() << " noticed nothing";
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::aborted) << e.what();
       EXPECT_EQ(e.culprit(), 1);
@@ -577,12 +572,11 @@ TEST(Communicator, AbortEndsEveryRank) {
 }
 
 TEST(Communicator, ManyInFlightEndInOrder) {
-  run_ranks(2, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
+  lab::group(2, quick(), [&](Communicator& comm) {
     std::vector<std::vector<double>> x(200);
     std::vector<Work> works;
     for (std::size_t i = 0; i < x.size(); ++i) {
-      x[i].assign(i * 37 % 5000, rank + static_cast<double>(i));
+      x[i].assign(i * 37 % 5000, comm.rank() + static_cast<double>(i));
       works.push_back(comm.all_reduce({x[i].data(), x[i].size()}, ReduceOp::max));
     }
     for (auto& w : works) w.wait();
@@ -593,10 +587,9 @@ TEST(Communicator, ManyInFlightEndInOrder) {
 
 // Longer than the progress thread polls: it must then leave the mutex to the waiting rank.
 TEST(Communicator, ALateRankIsAwaited) {
-  run_ranks(2, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
-    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-    int x = rank;
+  lab::group(2, quick(), [&](Communicator& comm) {
+    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    int x = comm.rank();
     comm.all_reduce({&x, 1}).wait();
     EXPECT_EQ(x, 1);
   });
@@ -632,15 +625,14 @@ TEST(Communicator, TheProgressThreadRarelyPollsWhileCallsAreAttended) {
 }
 
 TEST(Communicator, UnattendedCallsComplete) {
-  run_ranks(2, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
+  lab::group(2, quick(), [&](Communicator& comm) {
     std::vector<float> x(200'000);
     for (int i = 0; i < 20; ++i) {
       comm.all_reduce({x.data(), x.size()}).wait();
       const Work work = comm.all_reduce({x.data(), x.size()});
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
       while (!work.done()) {
-        ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "call " << i << " of rank " << rank;
+        ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "call " << i << " of rank " << comm.rank();
         std::this_thread::yield();
       }
     }
@@ -648,8 +640,8 @@ TEST(Communicator, UnattendedCallsComplete) {
 }
 
 TEST(Communicator, SplitMakesGroupsOrderedByKey) {
-  run_ranks(5, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 5, store, quick());
+  lab::group(5, quick(), [&](Communicator& comm) {
+    const int rank = comm.rank();
     auto part = comm.split(rank == 4 ? std::nullopt : std::optional(rank % 2), -rank);
     EXPECT_EQ(part.has_value(), rank != 4);
     if (!part) return;
@@ -662,8 +654,7 @@ TEST(Communicator, SplitMakesGroupsOrderedByKey) {
 }
 
 TEST(Communicator, BadArgumentsAreRefusedBeforeAnythingMoves) {
-  run_ranks(2, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
+  lab::group(2, quick(), [&](Communicator& comm) {
     std::vector<float> a(8), b(8);
     const auto refused = [&](auto call) {
       try {
@@ -692,7 +683,7 @@ TEST(Communicator, BadArgumentsAreRefusedBeforeAnythingMoves) {
     } catch (const Error& e) {
       EXPECT_STREQ(
           e.what(),
-          concat("all_to_all_v on rank ", rank, ": counts and offsets are 0 or more, got -4").c_str());
+          concat("all_to_all_v on rank ", comm.rank(), ": counts and offsets are 0 or more, got -4").c_str());
     }
     const auto exchange = [&](const Counts& send_offsets, const Counts& receive_at) {
       const Counts four{4, 4};
@@ -711,8 +702,8 @@ TEST(Communicator, BadArgumentsAreRefusedBeforeAnythingMoves) {
 
 /// `long long` is not std::int64_t, and programs of MPI have counts of int.
 TEST(Communicator, TakesEveryIntegerOf64BitsAndCountsOfAnyType) {
-  run_ranks(2, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
+  lab::group(2, quick(), [&](Communicator& comm) {
+    const int rank = comm.rank();
     std::vector<long long> sums{rank - 1LL, 1LL << 40};
     comm.all_reduce(sums).wait();
     EXPECT_EQ(sums, (std::vector<long long>{-1, 2LL << 40}));
@@ -740,8 +731,7 @@ TEST(Communicator, TakesEveryIntegerOf64BitsAndCountsOfAnyType) {
 }
 
 TEST(Communicator, ThreadsOfARankMayCallIt) {
-  run_ranks(2, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, quick());
+  lab::group(2, quick(), [&](Communicator& comm) {
     std::vector<std::thread> threads;
     std::atomic<int> wrong{0};
     // Every thread makes the same call, so ranks agree whatever the order.

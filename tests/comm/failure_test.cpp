@@ -14,6 +14,7 @@
 #include "comm/communicator.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
@@ -286,9 +287,8 @@ TEST(Failure, DestructionEndsAThreadThatWaits) {
 }
 
 TEST_P(Transports, AnUnattendedFailureIsThrownByTheNextCall) {
-  run_ranks(3, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 3, store, quick(GetParam()));
-    std::vector<float> x(rank == 2 ? 3 : 5, 1);
+  lab::group(3, quick(GetParam()), [&](Communicator& comm) {
+    std::vector<float> x(comm.rank() == 2 ? 3 : 5, 1);
     {
       const Work work = comm.all_reduce({x.data(), x.size()});
       const auto end = Deadline::after(5s);
@@ -301,11 +301,10 @@ TEST_P(Transports, AnUnattendedFailureIsThrownByTheNextCall) {
 }
 
 TEST_P(Transports, AbortFromAnotherThreadEndsWaits) {
-  run_ranks(3, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 3, store, quick(GetParam()));
+  lab::group(3, quick(GetParam()), [&](Communicator& comm) {
     std::vector<float> x(100000);
     std::thread aborter;
-    if (rank == 0) {
+    if (comm.rank() == 0) {
       aborter = std::thread([&] {
         std::this_thread::sleep_for(50ms);
         const auto begin = Clock::now();
@@ -316,7 +315,7 @@ TEST_P(Transports, AbortFromAnotherThreadEndsWaits) {
     }
     const auto begin = Clock::now();
     // Rank 2 does not take part; its next call throws the abort.
-    if (rank == 2) std::this_thread::sleep_for(200ms);
+    if (comm.rank() == 2) std::this_thread::sleep_for(200ms);
     const Error e = error_of([&] { comm.all_reduce({x.data(), x.size()}).wait(); });
     EXPECT_LT(Clock::now() - begin, 2s);
     EXPECT_EQ(e.code(), Errc::aborted);
@@ -329,11 +328,10 @@ TEST_P(Transports, AbortFromAnotherThreadEndsWaits) {
 
 // A large allocation takes seconds.
 TEST(Failure, AnAllocationBlocksNeitherCallsNorAbort) {
-  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, store, quick("shm"));
+  lab::group(2, quick("shm"), [](Communicator& comm) {
     HeldAllocation held;
     std::future<std::shared_ptr<std::byte>> allocation;
-    if (rank == 0) {
+    if (comm.rank() == 0) {
       held_allocation = &held;
       allocation = std::async(std::launch::async, [&] { return comm.allocate(4 << 20); });
       held.begun.get_future().wait();
@@ -342,8 +340,8 @@ TEST(Failure, AnAllocationBlocksNeitherCallsNorAbort) {
       float x = 1;
       for (int i = 0; i < 10; ++i) comm.all_reduce({&x, 1}, ReduceOp::max).wait();
     });
-    EXPECT_EQ(calls.wait_for(10s), std::future_status::ready) << "calls of rank " << rank;
-    if (rank == 0) {
+    EXPECT_EQ(calls.wait_for(10s), std::future_status::ready) << "calls of rank " << comm.rank();
+    if (comm.rank() == 0) {
       auto abort = std::async(std::launch::async, [&] { comm.abort("the test's"); });
       EXPECT_EQ(abort.wait_for(10s), std::future_status::ready) << "abort()";
       held.go_on.set_value();
@@ -374,10 +372,9 @@ TEST(Failure, CommunicatorsOfAProcessFailAlone) {
 
 // An error on one rank ends the calls of the others soon, before their timeout.
 TEST(Failure, AnErrorOfOneRankReachesTheOthers) {
-  run_ranks(3, [](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 3, store, quick());
+  lab::group(3, quick(), [](Communicator& comm) {
     const auto begin = Clock::now();
-    if (rank == 1) {
+    if (comm.rank() == 1) {
       // More memory than any machine has, for the copy that the factor needs; the input is not read.
       constexpr std::size_t n = std::size_t{1} << 44;
       auto* far = reinterpret_cast<float*>(std::uintptr_t{1} << 20);

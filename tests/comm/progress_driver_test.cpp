@@ -21,6 +21,7 @@
 #include "comm/communicator.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"
 #include "tests/support/ranks.h"
@@ -333,12 +334,11 @@ TEST(ProgressDriver, LivesAsLongAsItIsUsed) {
 // ---- communicators of ranks that are threads
 
 TEST(ProgressThread, SurvivesCommunicatorsThatComeAndGo) {
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, store);
-    auto second = comm.split(0, rank);
+  lab::group(2, [&](Communicator& comm) {
+    auto second = comm.split(0, comm.rank());
     std::thread churn([&] {
       for (int i = 0; i < 20; ++i) {
-        auto brief = second->split(0, rank);
+        auto brief = second->split(0, comm.rank());
         std::vector<int> x(20'000);
         EXPECT_TRUE(sums_unattended(*brief, x, 2));
         if (i % 2) brief->barrier().wait();
@@ -353,14 +353,13 @@ TEST(ProgressThread, SurvivesCommunicatorsThatComeAndGo) {
 
 TEST(ProgressThread, SurvivesAnAbortDuringItsSteps) {
   for (int round = 0; round < 10; ++round) {
-    test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, 2, store);
-      auto aborted = comm.split(0, rank);
+    lab::group(2, [&](Communicator& comm) {
+      auto aborted = comm.split(0, comm.rank());
       std::vector<int> x(50'000), y(1 << 20, 1);
       Work work = aborted->all_reduce({y.data(), y.size()}, ReduceOp::max);
       std::thread aborting([&] {
         std::this_thread::sleep_for(1ms);
-        if (rank == 0) aborted->abort("enough");
+        if (comm.rank() == 0) aborted->abort("enough");
       });
       EXPECT_TRUE(sums_unattended(comm, x, 5));
       EXPECT_TRUE(within_seconds([&] { return work.done(); }));

@@ -16,12 +16,10 @@
 #include "comm/core/math.h"
 #include "comm/reduce/reduce.h"
 #include "comm/schedule/algorithms/algorithm.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 
 namespace rz {
 namespace {
-
-using test::run_ranks;
 
 CommOptions pairwise(const std::string& transport = "auto") {
   CommOptions options;
@@ -142,12 +140,7 @@ void on_nodes(const std::string& nodes, const CommOptions& options,
               const std::function<void(Communicator&)>& run) {
   SCOPED_TRACE(nodes);
   const int size = static_cast<int>(nodes.size());
-  run_ranks(size, [&](int rank, auto store) {
-    auto mine = options;
-    mine.host_id = nodes[static_cast<std::size_t>(rank)];
-    auto comm = Communicator::connect(rank, size, store, mine);
-    run(comm);
-  });
+  lab::group(size, lab::on_hosts(nodes, options), run);
 }
 
 // 8 B, 4 KiB, 1 MiB, and odd counts.

@@ -29,6 +29,7 @@
 #include "comm/os/fd.h"
 #include "comm/shared_memory/allocator.h"
 #include "comm/transport/mailbox.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
 #include "tests/support/mailbox_rank.h"
 #include "tests/support/ranks.h"
@@ -506,8 +507,7 @@ TEST(Registration, WithoutALocalPeerIsReported) {
   EXPECT_FALSE(r.zero_copy());
   expect_message(r.reason(), "no other rank shares memory");
   EXPECT_EQ(error_of([&] { (void)alone.register_buffer(nullptr, 8); }).code(), Errc::invalid_argument);
-  run_ranks(2, [](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 2, store, {.transport = "tcp"});
+  lab::group(2, {.transport = "tcp"}, [](Communicator& comm) {
     std::vector<float> y(100'000);
     expect_message(comm.register_buffer(y.data(), y.size() * sizeof(float)).reason(),
                    "no other rank shares memory");
@@ -601,22 +601,22 @@ std::ptrdiff_t mappings_of_file_at(const void* address) {
 TEST(RegisteredMemory, OfAGroupIsUsedInPlaceByGroupsSplitFromIt) {
   use_mmap_for_large_blocks();
   constexpr std::size_t n = 100'000;
-  run_ranks(4, [](int rank, std::shared_ptr<Store> store) {
-    auto world = Communicator::connect(rank, 4, store);
+  lab::group(4, [](Communicator& world) {
     std::vector<float> x(2 * n);
     Registration registration = world.register_buffer(x.data(), 2 * n * sizeof(float));
     ASSERT_TRUE(registration.zero_copy()) << registration.reason();
     const auto allocated = world.allocate_array<float>(n);
     world.barrier().wait();
     ASSERT_EQ(mappings_of_file_at(x.data()), 1);
-    auto pair = *world.split(rank / 2, rank);
+    auto pair = *world.split(world.rank() / 2, world.rank());
     const auto sum = [](Communicator& comm, float* data, float value, float expected, std::size_t count) {
       std::fill_n(data, count, value);
       comm.all_reduce(Buffer(data, count)).wait();
       EXPECT_EQ(std::vector<float>(data, data + count), std::vector<float>(count, expected));
       comm.barrier().wait();
     };
-    const auto own = static_cast<float>(rank), in_pair = static_cast<float>(4 * (rank / 2) + 1);
+    const auto own = static_cast<float>(world.rank()),
+               in_pair = static_cast<float>(4 * (world.rank() / 2) + 1);
     sum(pair, x.data(), own, in_pair, n);
     EXPECT_EQ(mappings_of_file_at(x.data()), 2) << "this rank, and its peer in the pair";
     sum(pair, allocated.get(), own, in_pair, n);
@@ -707,8 +707,7 @@ TEST(RegisteredMemory, OfAPeerIsTheSameMemory) {
 
 TEST(RegisteredMemory, InEveryCollective) {
   use_mmap_for_large_blocks();
-  run_ranks(3, [](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 3, store);
+  lab::group(3, [](Communicator& comm) {
     constexpr std::size_t n = 60'000;
     std::vector<int> one(n), all(3 * n);
     const Registration a = comm.register_buffer(one.data(), n * sizeof(int));
@@ -717,11 +716,11 @@ TEST(RegisteredMemory, InEveryCollective) {
     ASSERT_TRUE(b.zero_copy()) << b.reason();
     const auto value = [](int r, std::size_t i) { return static_cast<int>(i % 1009) * (r + 1); };
     for (int again = 0; again < 3; ++again) {
-      for (std::size_t i = 0; i < n; ++i) one[i] = value(rank, i);
+      for (std::size_t i = 0; i < n; ++i) one[i] = value(comm.rank(), i);
       comm.all_gather({one.data(), n}, {all.data(), 3 * n}).wait();
       for (std::size_t i = 0; i < 3 * n; ++i) ASSERT_EQ(all[i], value(static_cast<int>(i / n), i % n));
       comm.reduce_scatter({all.data(), 3 * n}, {one.data(), n}).wait();
-      for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(one[i], 3 * value(rank, i));
+      for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(one[i], 3 * value(comm.rank(), i));
       comm.broadcast({one.data(), n}, 2).wait();
       for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(one[i], 3 * value(2, i));
       comm.all_reduce({one.data(), n}).wait();
@@ -729,7 +728,7 @@ TEST(RegisteredMemory, InEveryCollective) {
       comm.gather({one.data(), n}, {all.data(), 3 * n}, 1).wait();
       comm.scatter({all.data(), 3 * n}, {one.data(), n}, 1).wait();
       for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(one[i], 9 * value(2, i));
-      const int next = (rank + 1) % 3, before = (rank + 2) % 3;
+      const int next = (comm.rank() + 1) % 3, before = (comm.rank() + 2) % 3;
       comm.group().send({one.data(), n}, next).recv({all.data(), n}, before).launch().wait();
       for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(all[i], 9 * value(2, i));
     }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "tests/lab/group.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -60,8 +61,7 @@ INSTANTIATE_TEST_SUITE_P(Transports, Over, testing::Values("shm", "tcp"),
                          [](const auto& info) { return info.param; });
 
 TEST(Sharing, CallsInFlightEndInTheirOrder) {
-  test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 3, std::move(store));
+  lab::group(3, [](Communicator& comm) {
     std::vector<std::vector<float>> values;
     std::vector<Work> works;
     for (std::size_t i = 0; i < 120; ++i)
@@ -85,19 +85,18 @@ TEST(Sharing, CallsInFlightEndInTheirOrder) {
 
 TEST(Sharing, ALargeCallDoesNotStarveAnotherCommunicator) {
   std::atomic<int> small[2]{}, rounds[2]{};
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
-    auto other = comm.split(0, rank);
+  lab::group(2, [&](Communicator& comm) {
+    auto other = comm.split(0, comm.rank());
     std::thread busy([&] {
       std::vector<float> x(8 << 20, 1.0f);
-      for (int i = 0; i < 12; ++i, ++rounds[rank])
+      for (int i = 0; i < 12; ++i, ++rounds[comm.rank()])
         comm.all_reduce({x.data(), x.size()}, ReduceOp::max).wait();
     });
     // All ranks make the same number of small calls: they continue until the ranks agree that both are done.
     for (float both = 0; both < 2;) {
-      both = rounds[rank] == 12 ? 1.0f : 0.0f;
+      both = rounds[comm.rank()] == 12 ? 1.0f : 0.0f;
       other->all_reduce({&both, 1}).wait();
-      if (rounds[rank] < 12) ++small[rank];
+      if (rounds[comm.rank()] < 12) ++small[comm.rank()];
     }
     busy.join();
   });

@@ -13,7 +13,7 @@
 
 #include "comm/communicator.h"
 #include "comm/core/error.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 
 namespace rz {
 namespace {
@@ -144,24 +144,15 @@ INSTANTIATE_TEST_SUITE_P(Over, Soak, testing::Values("auto", "tcp"),
 
 TEST_P(Soak, RandomCallsEndRight) {
   for (const unsigned seed : {1u, 2u}) {
-    test::run_ranks(3, [&](int rank, auto store) {
-      CommOptions options;
-      options.timeout = 20s;
-      options.transport = GetParam();
-      auto comm = Communicator::connect(rank, 3, store, options);
-      Sequence(comm, seed).run(120);
-    });
+    lab::group(3, {.timeout = 20s, .transport = GetParam()},
+               [&](Communicator& comm) { Sequence(comm, seed).run(120); });
   }
 }
 
 // Two communicators of a rank, each used by its own thread.
 TEST_P(Soak, TwoCommunicatorsSideBySide) {
-  test::run_ranks(2, [&](int rank, auto store) {
-    CommOptions options;
-    options.timeout = 20s;
-    options.transport = GetParam();
-    auto first = Communicator::connect(rank, 2, store, options);
-    auto second = first.split(0, -rank);
+  lab::group(2, {.timeout = 20s, .transport = GetParam()}, [&](Communicator& first) {
+    auto second = first.split(0, -first.rank());
     std::thread other([&] { Sequence(*second, 5).run(80); });
     Sequence(first, 4).run(80);
     other.join();

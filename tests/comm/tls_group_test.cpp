@@ -15,6 +15,7 @@
 #include "comm/communicator.h"
 #include "comm/core/error.h"
 #include "comm/net/socket.h"
+#include "tests/lab/group.h"
 #include "tests/support/between.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
@@ -37,9 +38,8 @@ std::map<int, std::vector<float>> results(const std::string& encryption, std::si
   std::map<int, std::vector<float>> all;
   std::mutex mutex;
   constexpr int size = 3;
-  test::run_ranks(size, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, size, store, over_tcp(encryption));
-    std::mt19937 random(static_cast<unsigned>(bytes) * 3 + static_cast<unsigned>(rank));
+  lab::group(size, over_tcp(encryption), [&](Communicator& comm) {
+    std::mt19937 random(static_cast<unsigned>(bytes) * 3 + static_cast<unsigned>(comm.rank()));
     std::uniform_real_distribution<float> value(-1, 1);
     std::vector<float> mine(bytes);  // a byte of the message is an element, so that no size is left out
     for (float& x : mine) x = value(random);
@@ -61,7 +61,7 @@ std::map<int, std::vector<float>> results(const std::string& encryption, std::si
     comm.reduce_scatter({mine.data(), n / size * size}, {part.data(), n / size}).wait();
     keep(part);
     const std::lock_guard lock(mutex);
-    all[rank] = std::move(result);
+    all[comm.rank()] = std::move(result);
   });
   return all;
 }

@@ -19,6 +19,7 @@
 #include "comm/schedule/chunk_layout.h"
 #include "comm/tuning/intranode.h"
 #include "comm/tuning/select.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
@@ -311,10 +312,9 @@ TEST(Explain, IntranodeRulesDoNotApplyBetweenNodes) {
   const File file(
       "all_gather intra_node_cma staged\nall_gather intra_node_registered staged\nall_gather intra_node "
       "staged\n");
-  run_ranks(2, [&](int rank, auto store) {
-    auto options = quick("tcp");
-    options.tuning = file.path();
-    auto comm = Communicator::connect(rank, 2, store, options);
+  auto options = quick("tcp");
+  options.tuning = file.path();
+  lab::group(2, options, [&](Communicator& comm) {
     EXPECT_EQ(comm.explain(Collective::all_gather, 4000).reason,
               "built-in table: all_gather inter-node, up to 8 ranks");
     check_calls(comm, 1000, false);
@@ -340,10 +340,9 @@ TEST(Explain, ForcedIntranodeAlgorithmsAreCorrect) {
 }
 
 TEST(Explain, ShowsOverrides) {
-  run_ranks(2, [](int rank, auto store) {
-    auto options = quick();
-    options.algorithm = "all_reduce=zero_copy,broadcast=tree,reduce=staged";
-    const auto comm = Communicator::connect(rank, 2, store, options);
+  auto options = quick();
+  options.algorithm = "all_reduce=zero_copy,broadcast=tree,reduce=staged";
+  lab::group(2, options, [](Communicator& comm) {
     const AlgorithmChoice direct = comm.explain(Collective::all_reduce, 8, true);
     EXPECT_EQ(direct.algorithm, "zero_copy");
     EXPECT_EQ(direct.reason, "forced: all_reduce=zero_copy");
@@ -360,8 +359,7 @@ TEST(Explain, ShowsOverrides) {
 }
 
 TEST(Explain, ShowsTheBuiltInTable) {
-  run_ranks(2, [](int rank, auto store) {
-    const auto comm = Communicator::connect(rank, 2, store, quick());
+  lab::group(2, quick(), [](Communicator& comm) {
     const AlgorithmChoice small = comm.explain(Collective::all_reduce, 8, true);
     EXPECT_EQ(small.algorithm, "one_shot");
     EXPECT_EQ(small.transport, "shm");
@@ -380,15 +378,12 @@ TEST(Explain, ShowsTheBuiltInTable) {
 TEST(Explain, IsTheSameOnEveryRankAndHost) {
   for (const std::string nodes : {"aaa", "aab", "abc"}) {
     std::vector<std::vector<std::string>> choices(3);
-    run_ranks(3, [&](int rank, auto store) {
-      auto options = quick();
-      options.host_id = nodes[static_cast<std::size_t>(rank)];
-      const auto comm = Communicator::connect(rank, 3, store, options);
+    lab::group(3, lab::on_hosts(nodes, quick()), [&](Communicator& comm) {
       for (int c = 0; c < collective_count; ++c)
         for (const std::size_t bytes : {0, 8, 5000, 1 << 22})
           for (const bool allocated : {false, true}) {
             const AlgorithmChoice choice = comm.explain(Collective(c), bytes, allocated);
-            choices[static_cast<std::size_t>(rank)].push_back(
+            choices[static_cast<std::size_t>(comm.rank())].push_back(
                 concat(choice.algorithm, '/', choice.transport, '/', choice.chunk_bytes, '/', choice.reason));
           }
     });
@@ -430,10 +425,9 @@ TEST(Explain, SmallFloatsUseAnAlgorithmThatRoundsOnce) {
           << why;
       EXPECT_TRUE(rounded_once(comm));
     });
-  run_ranks(3, [](int rank, auto store) {
-    auto options = quick();
-    options.algorithm = "chain";
-    auto comm = Communicator::connect(rank, 3, store, options);
+  auto options = quick();
+  options.algorithm = "chain";
+  lab::group(3, options, [](Communicator& comm) {
     EXPECT_EQ(comm.explain(Collective::all_reduce, 40000, false, DType::bf16).algorithm, "schedule:chain");
     EXPECT_FALSE(rounded_once(comm)) << "a forced algorithm is used";
   });
@@ -477,10 +471,9 @@ TEST(TuningOfAGroup, RankZerosTableIsUsedByAllRanks) {
 
 TEST(TuningOfAGroup, ChunksAndSchedulesBetweenNodes) {
   const File file("all_reduce inter_node bytes<=1M chain slice=4K\nall_gather inter_node ring slice=64\n");
-  run_ranks(3, [&](int rank, auto store) {
-    auto options = quick("tcp");
-    options.tuning = file.path();
-    auto comm = Communicator::connect(rank, 3, store, options);
+  auto options = quick("tcp");
+  options.tuning = file.path();
+  lab::group(3, options, [&](Communicator& comm) {
     const AlgorithmChoice chain = comm.explain(Collective::all_reduce, 1 << 20);
     EXPECT_EQ(chain.algorithm, "chain");
     EXPECT_EQ(chain.chunk_bytes, 4096u);

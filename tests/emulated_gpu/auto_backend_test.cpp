@@ -8,6 +8,7 @@
 #include "comm/device/memory.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 #include "tests/emulated_gpu/nccl.h"
+#include "tests/lab/group.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -40,9 +41,8 @@ class AutoBackend : public testing::Test {
   /// Ranks with these options get a backend whose description begins with this, and it works.
   template <class F>
   void expect_picked(int size, const std::string& description, const F& options) {
-    run_ranks(size, [&](int rank, std::shared_ptr<Store> store) {
-      Communicator comm = Communicator::connect(rank, size, store, options(rank));
-      EXPECT_EQ(comm.describe().find(description), 0u) << "rank " << rank << ": " << comm.describe();
+    lab::group(size, options, [&](Communicator& comm) {
+      EXPECT_EQ(comm.describe().find(description), 0u) << "rank " << comm.rank() << ": " << comm.describe();
       expect_sums(comm);
       comm.barrier().wait();
     });
@@ -56,16 +56,16 @@ class AutoBackend : public testing::Test {
 };
 
 TEST_F(AutoBackend, IsNcclWhereEveryRankHasAGpu) {
-  run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, 3, store, on(rank));
-    EXPECT_EQ(comm.describe().find(ends(concat("NCCL 2.28.9 on cuda:", rank, ", sums in rank order"),
+  lab::group(3, on, [&](Communicator& comm) {
+    EXPECT_EQ(comm.describe().find(ends(concat("NCCL 2.28.9 on cuda:", comm.rank(), ", sums in rank order"),
                                         "every rank has a GPU of its own")),
               0u)
         << comm.describe();
     expect_sums(comm);
     // A sub-group decides for itself.
-    auto half = comm.split(rank == 0, 0);
-    EXPECT_EQ(half->describe().find(rank == 0 ? "peer_cuda on cuda:0" : "NCCL"), 0u) << half->describe();
+    auto half = comm.split(comm.rank() == 0, 0);
+    EXPECT_EQ(half->describe().find(comm.rank() == 0 ? "peer_cuda on cuda:0" : "NCCL"), 0u)
+        << half->describe();
     expect_sums(*half);
     comm.barrier().wait();
   });

@@ -7,7 +7,7 @@
 #include "comm/device/cuda_runtime.h"
 #include "tests/gpu/device_calls.h"
 #include "tests/gpu/on_device.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 
 namespace rz::test {
 namespace {
@@ -27,7 +27,7 @@ class Collectives : public OnDevice, public testing::WithParamInterface<std::tup
     }
   }
   int size() const { return std::get<1>(GetParam()); }
-  CommOptions options(int rank) const {
+  static CommOptions options(int rank) {
     CommOptions o;
     o.backend = std::get<0>(GetParam());
     o.device = {Device::cuda, rank % cuda::device_count()};
@@ -37,9 +37,8 @@ class Collectives : public OnDevice, public testing::WithParamInterface<std::tup
   /// f(communicator, stream) on every rank.
   template <class F>
   void on_ranks(const F& f) {
-    run_ranks(size(), [&](int rank, std::shared_ptr<Store> store) {
-      Communicator comm = Communicator::connect(rank, size(), store, options(rank));
-      const Stream s = Stream::create(options(rank).device);
+    lab::group(size(), options, [&](Communicator& comm) {
+      const Stream s = Stream::create(comm.options().device);
       f(comm, s);
       s.synchronize();
       comm.barrier().wait();

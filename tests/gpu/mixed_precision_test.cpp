@@ -11,7 +11,7 @@
 #include "comm/device/cuda_runtime.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_device.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 #include "tests/support/train_tiny.h"
 
 namespace rz::test {
@@ -113,8 +113,7 @@ TEST_F(Masters, AreImportedAndExportedUnchanged) {
   for (const StrategyKind kind : strategies) {
     std::mutex mutex;
     std::map<std::string, std::size_t> seen;
-    run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      Communicator comm = Communicator::connect(rank, ranks, std::move(store), in_memory(rank));
+    lab::group(ranks, in_memory, [&](Communicator& comm) {
       Gpt2 model(config);
       const auto s = make_strategy(kind, model, comm, {.precision = {DType::bf16, DType::bf16}});
       s->values().fill([&](const Parameter& p, Range r, float* out) {
@@ -146,8 +145,7 @@ TEST_F(Masters, AreImportedAndExportedUnchanged) {
 TEST_F(Masters, AreGatheredOnceABucket) {
   const Gpt2Config config{.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32};
   for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero3})
-    run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      Communicator comm = Communicator::connect(rank, ranks, std::move(store), in_memory(rank));
+    lab::group(ranks, in_memory, [&](Communicator& comm) {
       Gpt2 model(config);
       const auto s = make_strategy(kind, model, comm, {.precision = {DType::bf16, DType::bf16}});
       const auto fill = [&](float value) {

@@ -16,8 +16,8 @@
 #include "sharding/strategy/prediction.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_device.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/train_tiny.h"
 
 namespace rz::test {
@@ -187,8 +187,7 @@ TEST_F(OffloadOnDevice, AGraphHasTheSameBits) {
 }
 
 TEST_F(OffloadOnDevice, RanksThatShareACardAsThreadsRunNoGraphThatOffloads) {
-  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, 2, store, on_a_device(0));
+  lab::group(2, on_a_device(0), [&](Communicator& comm) {
     Gpt2 model({.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32});
     const auto reason = [&](const StrategyOptions& o) {
       return make_strategy(StrategyKind::zero3, model, comm, o)->reason_against_capture();
@@ -235,8 +234,7 @@ TEST_F(OffloadOnDevice, ValuesAndStatesAreImportedAndExported) {
   const auto exact = [](const Parameter& p, std::size_t i) {
     return static_cast<float>(i % 509) + static_cast<float>(p.name.size()) + 0x1p-13f;
   };
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, ranks, std::move(store), on_a_device(rank));
+  lab::group(ranks, on_a_device, [&](Communicator& comm) {
     Gpt2 model({.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32});
     const auto s = make_strategy(StrategyKind::zero3, model, comm,
                                  {.precision = brain, .offload_optimizer = pinned, .offload_param = pinned});

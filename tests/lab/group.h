@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "comm/communicator.h"
@@ -11,6 +12,15 @@
 namespace rz::lab {
 
 using OptionsOfRank = std::function<CommOptions(int rank)>;
+
+/// A character for each rank, the same for those of one host.
+inline OptionsOfRank on_hosts(const std::string& hosts, const CommOptions& options = {}) {
+  return [=](int rank) {
+    CommOptions mine = options;
+    mine.host_id = hosts[static_cast<std::size_t>(rank)];
+    return mine;
+  };
+}
 
 inline void group(int ranks, const OptionsOfRank& options, const std::function<void(Communicator&)>& body) {
   test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {

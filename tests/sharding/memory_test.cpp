@@ -11,13 +11,12 @@
 #include "sharding/model/runtime.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 #include "tests/support/toy_model.h"
 
 namespace rz {
 namespace {
 
-using test::run_ranks;
 using test::ToyModel;
 
 float one(std::size_t, std::size_t) { return 1; }
@@ -74,8 +73,7 @@ class Memory : public testing::TestWithParam<int> {
   /// Runs `check` on every rank after three updates of AdamW.
   void after_training(StrategyKind kind, const std::function<void(ToyModel&, const MemoryReport&)>& check,
                       int micro_batches = 1) {
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    lab::group(GetParam(), [&](Communicator& comm) {
       ToyModel model(one);
       const auto strategy = make_strategy(kind, model, comm);
       EXPECT_EQ(strategy->memory().optimizer_state, 0u);
@@ -133,8 +131,7 @@ TEST_P(Memory, Zero3) {
 }
 
 TEST_P(Memory, Zero3NeverGathersMoreThanTheTwoLargestScopes) {
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     ToyModel model(one);
     const auto strategy = make_strategy(StrategyKind::zero3, model, comm);
     Tape tape;
@@ -154,8 +151,7 @@ TEST_P(Memory, Zero3NeverGathersMoreThanTheTwoLargestScopes) {
 /// Without overlap a bucket is released before the next one is filled. "tied" is used by the first and the
 /// last scope, so that its bucket is filled all the time.
 TEST_P(Memory, WithoutOverlapZero2HoldsTheBucketThatIsFilled) {
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     ToyModel model(one);
     model[model.index("never")].requires_grad =
         false;  // a parameter that no loss reaches delays the buckets behind it
@@ -171,8 +167,7 @@ TEST_P(Memory, WithoutOverlapZero2HoldsTheBucketThatIsFilled) {
 }
 
 TEST_P(Memory, LocalAccumulationHoldsWholeGradientsUntilTheyAreReduced) {
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     ToyModel model(one);
     const auto strategy = make_strategy(StrategyKind::zero2, model, comm);
     Tape tape;
@@ -207,8 +202,7 @@ struct Layers : Module {
 /// With buckets of the default size.
 TEST_P(Memory, AStageHoldsLessThanTheOneBefore) {
   if (GetParam() == 1) GTEST_SKIP() << "one rank holds all";
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     const auto held = [&](StrategyKind kind) {
       Layers model;
       const auto strategy = make_strategy(kind, model, comm, {.overlap_comm = false});
@@ -253,8 +247,7 @@ Traffic traffic_of_update(StrategyKind kind, Communicator& comm, ToyModel& model
 }
 
 TEST_P(Memory, BytesSentAreThoseOfThePlan) {
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     ToyModel sized(one);
     const std::size_t all = 4 * sizes(sized, ranks()).bucket, n = ranks();
     for (const int micro_batches : {1, 3}) {  // which do not communicate
@@ -271,8 +264,7 @@ TEST_P(Memory, BytesSentAreThoseOfThePlan) {
 }
 
 TEST_P(Memory, BytesSentByZero3CountEveryGather) {
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     ToyModel again(one), kept(one), persistent(one);
     auto u = units(again, ranks());
     const std::size_t trained = u["tied"] + u["position"] + u["first"] + u["second"] + u["norm"];

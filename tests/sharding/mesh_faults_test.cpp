@@ -17,6 +17,7 @@
 #include "sharding/optim/optimizers.h"
 #include "sharding/parallel/parallelize.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
@@ -227,17 +228,14 @@ TEST(MeshFaults, AStoppedRankIsNamedOnAllRanks) {
 TEST(MeshFaults, OtherCallsInAGroupAreNamedByRanksOfTheMesh) {
   for (const auto& [transport, n] :
        {std::pair("auto", std::size_t{300'000}), std::pair("tcp", std::size_t{2})})
-    test::run_ranks(6, [&, transport = transport, n = n](int rank, std::shared_ptr<Store> store) {
-      CommOptions options;
-      options.transport = transport;
-      Communicator comm = Communicator::connect(rank, 6, store, options);
+    lab::group(6, {.transport = transport}, [&, transport = transport, n = n](Communicator& comm) {
       const Mesh mesh(comm, {1, 2, 3});
       std::vector<float> x(n);
       const Error error = test::error_of([&] {
         for (int call = 0; call < 100'000; ++call) {
-          if (rank == 4 && call == 3)
+          if (comm.rank() == 4 && call == 3)
             mesh.tp()->barrier().wait();
-          else if (rank >= 3)
+          else if (comm.rank() >= 3)
             mesh.tp()->all_reduce({x.data(), n}).wait();
           else
             mesh.data().barrier().wait();

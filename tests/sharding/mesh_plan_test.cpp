@@ -21,8 +21,8 @@
 #include "sharding/strategy/prediction.h"
 #include "sharding/strategy/sharding_plan.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
@@ -106,8 +106,8 @@ std::string text_of(const MeshTraffic& traffic) {
 }
 
 void expect_planned(const Case& c) {
-  test::run_ranks(c.mesh.ranks(), [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, c.mesh.ranks(), std::move(store));
+  lab::group(c.mesh.ranks(), [&](Communicator& comm) {
+    const int rank = comm.rank();
     Net net, shapes;
     const auto optimizer = c.make_optimizer();
     const auto [planned, planned_traffic] =
@@ -225,11 +225,8 @@ void expect_planned(const ModelCase& c, bool one_node) {
   };
   const std::vector<TrainingPlan> plans =
       plan_all_ranks(make, {.config = c.json}, c.mesh.ranks(), Device::host, one_node ? c.mesh.ranks() : 1);
-  test::run_ranks(c.mesh.ranks(), [&](int rank, std::shared_ptr<Store> store) {
-    CommOptions comm;
-    comm.transport = one_node ? "shm" : "tcp";
-    World world(Communicator::connect(rank, c.mesh.ranks(), std::move(store), comm));
-    const TrainingPlan& plan = plans[static_cast<std::size_t>(rank)];
+  lab::world(c.mesh.ranks(), {.transport = one_node ? "shm" : "tcp"}, [&](World& world) {
+    const TrainingPlan& plan = plans[static_cast<std::size_t>(world.rank())];
     const auto model = c.make();
     Engine engine = initialize(world, *model, {.config = c.json, .threads = 1, .log = nullptr});
     struct {
@@ -250,7 +247,7 @@ void expect_planned(const ModelCase& c, bool one_node) {
     const MemoryUse held = engine.memory();
     const auto measured = parts(held), expected = parts(plan.memory);
     for (std::size_t i = 0; i < measured.size(); ++i)
-      EXPECT_EQ(measured[i].bytes, expected[i].bytes) << measured[i].name << " of rank " << rank;
+      EXPECT_EQ(measured[i].bytes, expected[i].bytes) << measured[i].name << " of rank " << world.rank();
     EXPECT_EQ(held, plan.memory);
   });
 }
@@ -286,8 +283,7 @@ TEST(MeshPlan, AModuleIsDividedAsItsEngineDividesIt) {
                          }};
   };
   const auto plans = plan_all_ranks(make, options(true), 4);
-  test::run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, 4, std::move(store)));
+  lab::world(4, [&](World& world) {
     Mlp net;
     Engine engine = initialize(world, net, options(true));
     struct {
@@ -299,7 +295,7 @@ TEST(MeshPlan, AModuleIsDividedAsItsEngineDividesIt) {
       before = engine.strategy().traffic();
       engine.train_batch(batches, [&](Tape& t, const Tensor& x) { return net(t, x); });
     }
-    const TrainingPlan& plan = plans[static_cast<std::size_t>(rank)];
+    const TrainingPlan& plan = plans[static_cast<std::size_t>(world.rank())];
     EXPECT_EQ(text_of(engine.strategy().traffic() - before), text_of(plan.update));
     EXPECT_EQ(engine.memory(), plan.memory);
     EXPECT_EQ(plan.update.tp.all_reduce, (CallCount{1, 2 * 24 * 4}));
@@ -332,8 +328,7 @@ struct Even : Module {
 void expect_sent(StrategyKind kind, const MeshSizes& mesh, int hpz, std::uint64_t shard,
                  std::uint64_t replicate, std::uint64_t data) {
   SCOPED_TRACE(concat(name(kind), " on ", describe(mesh), ", hpz ", hpz));
-  test::run_ranks(mesh.ranks(), [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, mesh.ranks(), std::move(store));
+  lab::group(mesh.ranks(), [&](Communicator& comm) {
     Even model;
     const auto strategy = make_strategy(
         kind, model, Mesh(comm, mesh),
@@ -383,8 +378,7 @@ TEST(MeshPlan, LayersAreCountedAmongTheRanksThatShareThem) {
   constexpr std::uint64_t ranks = 3, layers = 2, sequences = 2, rows = 2 * 9, activation = rows * 24 * 4;
   constexpr std::uint64_t vectors = (4 * layers + 2) + 2 * layers, whole = vectors * 24 * 4 + 16 * 24 * 4;
   for (const bool sequence : {false, true})
-    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      Communicator comm = Communicator::connect(rank, ranks, std::move(store));
+    lab::group(ranks, [&](Communicator& comm) {
       const Mesh mesh(comm, {.shard = 1, .tp = ranks});
       Gpt2 model({.n_layer = layers, .n_head = 3, .n_embd = 24, .n_positions = 16, .vocab_size = 32});
       parallelize(model, model.parallel_plan(), mesh, {.sequence_parallel = sequence});

@@ -8,22 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
 namespace {
 
-using Body = std::function<void(Communicator&)>;
 using Ranks = std::vector<std::int32_t>;
-
-void on_ranks(int ranks, const Body& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, ranks, std::move(store));
-    body(comm);
-  });
-}
 
 // ---- sizes
 
@@ -109,7 +101,7 @@ Ranks ranks_where(const MeshSizes& s, const Condition& condition) {
 
 TEST_P(MeshGroups, DifferInTheirOwnCoordinatesOnly) {
   const MeshSizes& sizes = GetParam();
-  on_ranks(sizes.ranks(), [&](Communicator& comm) {
+  lab::group(sizes.ranks(), [&](Communicator& comm) {
     const Mesh mesh(comm, sizes);
     const int replica = mesh.replica().rank, shard = mesh.shard().rank(), part = mesh.part().rank;
     EXPECT_EQ((replica * sizes.shard + shard) * sizes.tp + part, comm.rank());
@@ -138,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(, MeshGroups,
                          });
 
 TEST(Mesh, ACommunicatorIsAMeshOfShards) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     const Mesh mesh = comm;
     EXPECT_EQ(describe(mesh.sizes()), "shard 4");
     EXPECT_EQ(&mesh.shard(), &comm);
@@ -149,7 +141,7 @@ TEST(Mesh, ACommunicatorIsAMeshOfShards) {
 }
 
 TEST(Mesh, CopiesShareTheirCommunicators) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     std::optional<Mesh> first(std::in_place, comm, MeshSizes{.replicate = 2});
     const Mesh copy = *first;
     EXPECT_EQ(&copy.shard(), &first->shard());
@@ -159,7 +151,7 @@ TEST(Mesh, CopiesShareTheirCommunicators) {
 }
 
 TEST(Mesh, SizesThatDifferOverTheRanksAreAMismatch) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     const Error error = test::error_of([&] { Mesh(comm, {.tp = comm.rank() == 2 ? 4 : 2}); });
     EXPECT_EQ(error.code(), Errc::mismatch);
     EXPECT_EQ(error.culprit(), 2);
@@ -177,7 +169,7 @@ std::vector<std::vector<float>> trained(StrategyKind kind, const Mesh& mesh) {
 }
 
 TEST(Mesh, AStrategyTrainsOnOneOfShards) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     for (const StrategyKind kind : test::kinds)
       EXPECT_EQ(trained(kind, Mesh(comm, {.shard = 4})), trained(kind, comm)) << name(kind);
   });

@@ -8,8 +8,8 @@
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 #include "tests/support/train_tiny.h"
 
@@ -17,7 +17,6 @@ namespace rz {
 namespace {
 
 using test::kinds;
-using test::run_ranks;
 using test::ToyModel;
 
 constexpr OffloadOptions to_host{.device = OffloadDevice::cpu};
@@ -40,8 +39,7 @@ using Make = std::function<std::unique_ptr<Optimizer>()>;
 Elements train(int ranks, StrategyKind kind, const StrategyOptions& options, const Make& make) {
   Elements out;
   std::mutex mutex;
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
+  lab::group(ranks, [&](Communicator& comm) {
     ToyModel model(test::initial_value);
     const auto strategy = make_strategy(kind, model, comm, options);
     Tape tape;
@@ -189,11 +187,10 @@ TEST(Offload, MustBeTheSameOnAllRanks) {
       {{.offload_param = {.pin_memory = false}}, "offload_param.pin_memory"},
   };
   for (const auto& other : others)
-    run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, 2, std::move(store));
+    lab::group(2, [&](Communicator& comm) {
       ToyModel model(test::initial_value);
       const Error e = test::error_of([&] {
-        make_strategy(StrategyKind::zero3, model, comm, rank == 1 ? other.first : StrategyOptions{});
+        make_strategy(StrategyKind::zero3, model, comm, comm.rank() == 1 ? other.first : StrategyOptions{});
       });
       EXPECT_EQ(e.code(), Errc::mismatch);
       EXPECT_NE(std::string(e.what()).find(other.second), std::string::npos) << e.what();

@@ -7,6 +7,7 @@
 #include "autograd_lite/ops.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
@@ -40,14 +41,7 @@ struct Student {
     norms.push_back(strategy->clip_gradients(0.5));
     strategy->step(*adam);
   }
-  std::vector<float> values() {
-    std::vector<float> out;
-    for (const Parameter* p : model.parameters()) {
-      const Tensor value = strategy->values().whole(*p);
-      out.insert(out.end(), value.data<float>(), value.data<float>() + value.count());
-    }
-    return out;
-  }
+  std::vector<float> values() { return lab::values_of(*strategy, model); }
   int seed;
   ToyModel model{[this](std::size_t p, std::size_t i) { return noise(p, i, seed); }};
   Communicator comm;

@@ -11,19 +11,13 @@
 #include "sharding/parallel/rank_consistency.h"
 #include "sharding/strategy/step_control.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
 
-constexpr std::size_t in = 5, classes = 3, rows = 4;
-
-struct Net : Module {
-  nn::Linear fc1{*this, "fc1", in, 7}, fc2{*this, "fc2", 7, classes};
-  nn::LayerNorm norm{*this, "norm", classes};
-  Var operator()(Tape& t, const Tensor& x) { return norm(t, fc2(t, nn::gelu(t, fc1(t, x)))); }
-};
+constexpr lab::MlpSizes sizes{.dropout = 0};
 
 struct Case {
   int ranks = 2, stage = 0;
@@ -38,16 +32,6 @@ std::string config(const Case& c) {
       c.stage, R"(, "stage3_param_persistence_threshold": 0})", c.keys, "}");
 }
 
-nn::Loss loss_of(Tape& t, Net& net, int rank, int update) {
-  Tensor x = Tensor::empty({rows, in}), y = Tensor::empty({rows}, DType::i32);
-  for (std::size_t i = 0; i < x.count(); ++i)
-    x.data<float>()[i] = static_cast<float>(
-        random_uniform(5, "x", static_cast<std::uint64_t>((update * 4 + rank) * 100) + i) - 0.5);
-  for (std::size_t r = 0; r < rows; ++r)
-    y.data<std::int32_t>()[r] = static_cast<std::int32_t>((r + static_cast<std::size_t>(update)) % classes);
-  return nn::cross_entropy(t, net(t, x), y);
-}
-
 struct Rank {
   Rank(World& world, const Case& c) : case_(c), world_(world), engine(initialize(world, net, options(c))) {}
   static EngineOptions options(const Case& c) { return {.config = config(c), .seed = 2, .log = nullptr}; }
@@ -56,7 +40,8 @@ struct Rank {
     int update;
   };
   void update(int number) {
-    const auto loss = [&](Tape& t) { return loss_of(t, net, world_.rank(), number); };
+    const Batch batch = lab::batch(static_cast<std::uint64_t>(number * 4 + world_.rank()));
+    const auto loss = [&](Tape& t) { return net(t, batch); };
     if (case_.train_batch) {
       Numbers numbers{number};
       engine.train_batch(numbers, [&](Tape& t, int) { return loss(t); });
@@ -65,26 +50,12 @@ struct Rank {
       engine.step();
     }
   }
-  std::vector<float> values() {
-    std::vector<float> all;
-    for (const Parameter* p : net.parameters()) {
-      const Tensor value = engine.strategy().values().whole(*p);
-      all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
-    }
-    return all;
-  }
+  std::vector<float> values() { return lab::values_of(engine, net); }
   Case case_;
   World& world_;
-  Net net;
+  lab::Mlp net{sizes};
   Engine engine;
 };
-
-void in_world(int ranks, const std::function<void(World&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
-}
 
 /// The update fails on every rank, with both descriptions, and the culprit if there is a majority.
 void expect_refused(Rank& rank, int number, const std::string& expected, const std::string& other) {
@@ -99,7 +70,7 @@ void expect_refused(Rank& rank, int number, const std::string& expected, const s
 
 /// A rate that one rank sets by a metric of its own, in an update between others, which is then left out.
 void expect_found(const Case& c) {
-  in_world(c.ranks, [&](World& world) {
+  lab::world(c.ranks, [&](World& world) {
     SCOPED_TRACE(concat("stage ", c.stage, ", rank ", world.rank(), " of ", c.ranks, c.keys));
     Rank rank(world, c), expected(world, c);
     Optimizer& optimizer = rank.engine.optimizer();
@@ -129,9 +100,6 @@ TEST(OptimizersOfRanks, AreFoundWithoutClippingWithAScalerAndInTrainBatch) {
   }
 }
 
-constexpr StrategyKind kinds[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
-                                  StrategyKind::zero3};
-
 struct ByHand {
   ByHand(World& world, StrategyKind kind)
       : world_(world), comm_(world.new_communicator()), strategy(make_strategy(kind, net, comm_)) {
@@ -140,7 +108,7 @@ struct ByHand {
   }
   void pass(bool weights = true) {
     strategy->zero_grad();
-    const nn::Loss loss = loss_of(tape_, net, world_.rank(), 0);
+    const nn::Loss loss = net(tape_, lab::batch(static_cast<std::uint64_t>(world_.rank())));
     if (weights) {
       strategy->backward(tape_, loss);
     } else {
@@ -164,7 +132,7 @@ struct ByHand {
   }
 
   World& world_;
-  Net net;
+  lab::Mlp net{sizes};
   Communicator comm_;
   Tape tape_;
   std::unique_ptr<Strategy> strategy;
@@ -176,9 +144,9 @@ void expect_texts(const std::string& what, const std::string& one, const std::st
 
 /// In the first update, and in a later one that another optimizer makes.
 TEST(OptimizersOfRanks, WithOtherOptionsAreFound) {
-  for (const StrategyKind kind : kinds)
+  for (const StrategyKind kind : lab::strategies)
     for (const int ranks : {2, 3})
-      in_world(ranks, [&](World& world) {
+      lab::world(ranks, [&](World& world) {
         const bool last = world.rank() == ranks - 1;
         const int culprit = ranks == 2 ? -1 : 2;
         const auto sgd = [&](double momentum) {
@@ -204,7 +172,7 @@ TEST(OptimizersOfRanks, WithOtherOptionsAreFound) {
 }
 
 TEST(OptimizersOfRanks, WithBetasOrCountsSetByHandAreFound) {
-  in_world(3, [&](World& world) {
+  lab::world(3, [&](World& world) {
     Rank rank(world, {.ranks = 3, .stage = 1});
     Optimizer& optimizer = rank.engine.optimizer();
     rank.update(0);
@@ -222,7 +190,7 @@ TEST(OptimizersOfRanks, WithBetasOrCountsSetByHandAreFound) {
 
 /// Rates that are constructed differently and then set right are equal.
 TEST(OptimizersOfRanks, AreComparedAsTheyAreAtTheUpdate) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     ByHand run(world, StrategyKind::zero1);
     const auto sgd = make_sgd({.learning_rate = world.rank() == 0 ? 0.5 : 0.25});
     sgd->set_learning_rate(0.125);
@@ -235,7 +203,7 @@ TEST(OptimizersOfRanks, AreComparedAsTheyAreAtTheUpdate) {
 
 /// Without weights of losses there is no other sum over the ranks in step().
 TEST(OptimizersOfRanks, AreComparedInStepToo) {
-  in_world(3, [&](World& world) {
+  lab::world(3, [&](World& world) {
     ByHand run(world, StrategyKind::ddp);
     const auto sgd = make_sgd({.learning_rate = 0.5});
     for (const bool weights : {false, true}) {

@@ -14,15 +14,14 @@
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/reference_optimizers.h"
 #include "tests/support/toy_model.h"
 
 namespace rz {
 namespace {
 
-using test::run_ranks;
 using test::ToyModel;
 using Values = std::vector<double>;
 
@@ -266,13 +265,6 @@ struct Training {
   std::unique_ptr<Optimizer> optimizer;
 };
 
-void on_ranks(int ranks, const std::function<void(Communicator&)>& f) {
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
-    f(comm);
-  });
-}
-
 class OptimizerTraining : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Optimizers, OptimizerTraining, testing::ValuesIn(cases),
                          [](const auto& info) { return info.param.name; });
@@ -280,7 +272,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, OptimizerTraining, testing::ValuesIn(cases)
 TEST_P(OptimizerTraining, FollowsItsReferenceWithTheSameBitsInEveryStrategy) {
   for (int ranks = 1; ranks <= 4; ++ranks) {
     const std::vector<Reference> reference = trained_reference(GetParam(), ranks);
-    on_ranks(ranks, [&](Communicator& comm) {
+    lab::group(ranks, [&](Communicator& comm) {
       std::vector<std::vector<float>> first;
       for (const StrategyKind kind : kinds)
         for (const StrategyOptions& options :
@@ -300,7 +292,7 @@ TEST_P(OptimizerTraining, FollowsItsReferenceWithTheSameBitsInEveryStrategy) {
 
 TEST_P(OptimizerTraining, ASkippedUpdateLeavesNoTrace) {
   for (const StrategyKind kind : kinds)
-    on_ranks(2, [&](Communicator& comm) {
+    lab::group(2, [&](Communicator& comm) {
       Training with(GetParam(), kind, comm), without(GetParam(), kind, comm);
       for (int step = 1; step < 4; ++step) {
         without.update(step);
@@ -336,7 +328,7 @@ States gathered_states(Training& run) {
 }
 
 TEST_P(OptimizerTraining, StatesMoveToAnotherStrategy) {
-  on_ranks(3, [&](Communicator& comm) {
+  lab::group(3, [&](Communicator& comm) {
     for (const StrategyKind kind : kinds) {
       const StrategyKind other = kinds[(static_cast<std::size_t>(kind) + 3) % 4];
       Training before(GetParam(), kind, comm), after(GetParam(), other, comm, {.reduce_bucket_size = 225});
@@ -368,7 +360,7 @@ TEST_P(OptimizerTraining, StatesMoveToAnotherStrategy) {
 }
 
 TEST_P(OptimizerTraining, AnotherNumberOfThreadsHasTheSameBits) {
-  on_ranks(1, [&](Communicator& comm) {
+  lab::group(1, [&](Communicator& comm) {
     Training one(GetParam(), StrategyKind::ddp, comm),
         three(GetParam(), StrategyKind::ddp, comm, {}, Stream::host(3));
     for (int step = 1; step < 4; ++step) one.update(step), three.update(step);
@@ -377,7 +369,7 @@ TEST_P(OptimizerTraining, AnotherNumberOfThreadsHasTheSameBits) {
 }
 
 TEST(Muon, KeepsOneStateForMatrices) {
-  on_ranks(1, [](Communicator& comm) {
+  lab::group(1, [](Communicator& comm) {
     Training muon(cases[6], StrategyKind::ddp, comm), adamw(cases[2], StrategyKind::ddp, comm);
     muon.update(1), adamw.update(1);
     // "tied" and "first.weight", padded to multiples of 64 elements
@@ -420,8 +412,8 @@ TEST(Optimizers, AFrozenParameterHasNoState) {
 }
 
 TEST(Optimizers, GroupsThatDifferOverTheRanksAreNamed) {
-  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& comm) {
+    const int rank = comm.rank();
     ToyModel model(initial);
     Tape tape;
     const auto strategy = make_strategy(StrategyKind::zero1, model, comm);

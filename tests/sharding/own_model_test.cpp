@@ -15,8 +15,8 @@
 #include "sharding/optim/optimizers.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/world.h"
 #include "tests/support/gpt2_tiny.h"
-#include "tests/support/ranks.h"
 
 // The programs of the guides, which tests/guide/CMakeLists.txt writes. What they include is included above.
 #define main program
@@ -96,12 +96,11 @@ Trained train(StrategyKind kind, Communicator& comm) {
 }
 
 TEST(OwnModel, TrainsWithTheSameBitsInEveryStrategy) {
-  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& comm) {
     const Trained expected = train(StrategyKind::ddp, comm);
     EXPECT_LT(expected.losses.back(), expected.losses.front() / 2);
     for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
-      EXPECT_TRUE(train(kind, comm) == expected) << name(kind) << " on rank " << rank;
+      EXPECT_TRUE(train(kind, comm) == expected) << name(kind) << " on rank " << comm.rank();
   });
 }
 
@@ -167,8 +166,7 @@ struct Course {
 template <class Net>
 Course course(const std::shared_ptr<const Dataset>& data, std::size_t updates, int ranks, StrategyKind kind) {
   std::vector<Course> courses(static_cast<std::size_t>(ranks));
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
+  lab::world(ranks, [&](World& world) {
     Net net;
     EngineOptions options;
     options.ds_config.emplace();
@@ -183,7 +181,7 @@ Course course(const std::shared_ptr<const Dataset>& data, std::size_t updates, i
     Engine engine = initialize(world, net, std::move(options));
     functional::sync_batch_norm(net, world.communicator());
     Loader loader = engine.loader(data, {.shuffle = false});
-    Course& c = courses[static_cast<std::size_t>(rank)];
+    Course& c = courses[static_cast<std::size_t>(world.rank())];
     for (std::size_t update = 0; update < updates; ++update) {
       const StepReport& report =
           engine.train_batch(loader, [&](Tape& t, Batch& b) { return loss_of(net, t, b); });

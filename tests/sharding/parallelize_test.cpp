@@ -28,8 +28,8 @@
 #include "sharding/io/json.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/reference_gpt2.h"
 
 namespace rz {
@@ -154,17 +154,14 @@ Outcome train(LanguageModel& model, const Division& run) {
 
 std::vector<Outcome> outcomes(int ranks, const Division& run) {
   std::vector<Outcome> all(static_cast<std::size_t>(ranks));
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    CommOptions options;
-    options.transport = run.transport;
-    auto comm = Communicator::connect(rank, ranks, std::move(store), options);
+  lab::group(ranks, {.transport = run.transport}, [&](Communicator& comm) {
     const Mesh mesh(comm, {.shard = 1, .tp = ranks});
     if (ranks > 1) {
       EXPECT_EQ(mesh.layers().overlaps, run.transport == "tcp");
     }
     const auto model = run.make();
     set_up(*model, run, mesh);
-    all[static_cast<std::size_t>(rank)] = train(*model, run);
+    all[static_cast<std::size_t>(comm.rank())] = train(*model, run);
   });
   return all;
 }
@@ -312,8 +309,7 @@ TEST(TensorParallel, LoraIsThatOfOneRank) {
 TEST(TensorParallel, PartsOfALlamaAreThoseThatTorchCuts) {
   const Division run{llama(6, false)};
   const Outcome one = outcomes(1, run)[0];
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     const auto model = run.make();
     set_up(*model, run, Mesh(comm, {.shard = 1, .tp = 2}));
     const auto expect = [&](const std::string& name, Shape shape, bool columns) {
@@ -321,10 +317,10 @@ TEST(TensorParallel, PartsOfALlamaAreThoseThatTorchCuts) {
       const std::vector<float>& whole = one.values.at(name);
       ASSERT_EQ(p.shape, shape) << name;
       const std::size_t width = columns ? 2 * shape[1] : shape[1];
-      const std::size_t first_row = !columns && rank ? ceil_div(p.global_shape()[0], 2) : 0;
+      const std::size_t first_row = !columns && comm.rank() ? ceil_div(p.global_shape()[0], 2) : 0;
       for (std::size_t r = 0; r < shape[0]; ++r)
         for (std::size_t c = 0; c < shape[1]; ++c) {
-          const std::size_t column = c + (columns && rank ? shape[1] : 0);
+          const std::size_t column = c + (columns && comm.rank() ? shape[1] : 0);
           ASSERT_EQ(p.value.data<float>()[r * shape[1] + c], whole[(first_row + r) * width + column]) << name;
         }
     };
@@ -334,23 +330,22 @@ TEST(TensorParallel, PartsOfALlamaAreThoseThatTorchCuts) {
     expect("model.layers.1.self_attn.o_proj.weight", {40, 24}, true);
     expect("model.layers.1.mlp.gate_proj.weight", {30, 40}, false);
     expect("model.layers.1.mlp.down_proj.weight", {40, 30}, true);
-    expect("model.embed_tokens.weight", {rank ? 25u : 26u, 40}, false);
-    expect("lm_head.weight", {rank ? 25u : 26u, 40}, false);
+    expect("model.embed_tokens.weight", {comm.rank() ? 25u : 26u, 40}, false);
+    expect("lm_head.weight", {comm.rank() ? 25u : 26u, 40}, false);
     EXPECT_FALSE(model->find("model.norm.weight")->part);
   });
 }
 
 /// Each rank has the columns of its heads of q, of k and of v.
 TEST(TensorParallel, FusedProjectionsAreCutInBlocks) {
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     const auto model = gpt2(true)();
     const std::string line = parallelize(*model, model->parallel_plan(), Mesh(comm, {.shard = 1, .tp = 2}));
     const Parameter& p = *model->find("transformer.h.0.attn.c_attn.weight");
     EXPECT_EQ(p.shape, Shape({48, 72}));
     EXPECT_EQ(p.global_shape(), Shape({48, 144}));
-    EXPECT_EQ(p.box().index(0), rank ? 24u : 0u);
-    EXPECT_EQ(p.box().index(24), 48u + (rank ? 24u : 0u)) << "the first column of k";
+    EXPECT_EQ(p.box().index(0), comm.rank() ? 24u : 0u);
+    EXPECT_EQ(p.box().index(24), 48u + (comm.rank() ? 24u : 0u)) << "the first column of k";
     EXPECT_TRUE(
         line.starts_with("tp 2: transformer.wte (vocabulary), transformer.h.*.attn.c_attn (column, 2 "
                          "layers), "))
@@ -369,8 +364,7 @@ TEST(TensorParallel, LogitsWithoutTargetsAreWhole) {
   const auto run = [](int ranks, bool sequence) {
     Result result;
     std::mutex mutex;
-    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, ranks, std::move(store));
+    lab::group(ranks, [&](Communicator& comm) {
       const auto model = gpt2(false)();
       set_up(*model, {.make = {}, .sequence = sequence}, Mesh(comm, {.shard = 1, .tp = ranks}));
       Tape tape;
@@ -411,8 +405,7 @@ TEST(TensorParallel, GenerationHasTheTokensOfOneRank) {
       for (const int ranks : {1, 2, 3})
         for (const bool use_cache : {true, false}) {
           std::mutex mutex;
-          test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-            auto comm = Communicator::connect(rank, ranks, std::move(store));
+          lab::group(ranks, [&](Communicator& comm) {
             const auto model = make();
             set_up(*model, {.make = {}, .sequence = sequence}, Mesh(comm, {.shard = 1, .tp = ranks}));
             Tape tape;
@@ -444,8 +437,7 @@ TEST(TensorParallel, PartsAreThoseOfTorch) {
   const std::string folder = RZ_SOURCE_DIR "/../shared/fixtures/llama_tiny";
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder << " is not here";
   const auto parts = nlohmann::json::parse(read_text_file(data)).at("parts");
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     const Mesh mesh(comm, {.shard = 1, .tp = 2});
     const auto model = language_model_from_config(folder);
     parallelize(*model, model->parallel_plan(), mesh);
@@ -453,7 +445,7 @@ TEST(TensorParallel, PartsAreThoseOfTorch) {
     load_pretrained(*model, folder);
     std::size_t compared = 0;
     for (const auto& [name, p] : model->named_parameters()) {
-      const auto& torch = parts.at(name).at(static_cast<std::size_t>(rank));
+      const auto& torch = parts.at(name).at(static_cast<std::size_t>(comm.rank()));
       EXPECT_EQ(nlohmann::json(extents(p->shape)), torch.at("shape")) << name;
       EXPECT_EQ(nlohmann::json(weighted_bits(p->value)), torch.at("bits")) << name;
       ++compared;
@@ -468,8 +460,7 @@ TEST(TensorParallel, PartsAreThoseOfTorch) {
 std::vector<Outcome> trained(int tp, StrategyKind kind, bool sequence) {
   const int ranks = 2 * tp;
   std::vector<Outcome> all(static_cast<std::size_t>(tp));
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
+  lab::group(ranks, [&](Communicator& comm) {
     const Mesh mesh(comm, {.shard = 2, .tp = tp});
     const auto model = llama(6, true, 0, true, uneven)();
     set_up(*model, {.make = {}, .sequence = sequence, .lora = false}, mesh);
@@ -518,8 +509,7 @@ TEST(TensorParallel, EveryStageOfZeroHasTheSameBits) {
 template <class Net>
 std::vector<Outcome> outcomes_of(const ParallelPlan& plan, int ranks) {
   std::vector<Outcome> all(static_cast<std::size_t>(ranks));
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
+  lab::group(ranks, [&](Communicator& comm) {
     Net net;
     parallelize(net, plan, Mesh(comm, {.shard = 1, .tp = ranks}));
     allocate_parameters(net);
@@ -530,7 +520,7 @@ std::vector<Outcome> outcomes_of(const ParallelPlan& plan, int ranks) {
     for (std::size_t i = 0; i < x.count(); ++i)
       x.data<float>()[i] = static_cast<float>(i * 37 % 101) / 50 - 1;
     const Var loss = nn::mse(tape, net(tape, tape.constant(x)), y);
-    Outcome& o = all[static_cast<std::size_t>(rank)];
+    Outcome& o = all[static_cast<std::size_t>(comm.rank())];
     o.loss = *tape.value(loss).data<float>();
     tape.backward(loss);
     for (const Parameter* p : net.parameters()) {
@@ -611,15 +601,14 @@ TEST(TensorParallel, ColumnsOfAModuleOfOnesOwnNeedNotDivide) {
 }
 
 TEST(ParallelizeErrors, ColumnsOfADropoutAreThoseOfItsInput) {
-  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& comm) {
     UnevenNet net;
     parallelize(net, uneven_plan(20), Mesh(comm, {.shard = 1, .tp = 2}));
     allocate_parameters(net);
     Tape tape;
     const Error e = test::error_of([&] { net(tape, tape.constant(Tensor::zeros({1, 2, 10}))); });
     EXPECT_EQ(e.code(), Errc::invalid_argument);
-    EXPECT_EQ(e.what(), concat("drop: its input has ", rank ? 8 : 9, " columns on rank ", rank,
+    EXPECT_EQ(e.what(), concat("drop: its input has ", comm.rank() ? 8 : 9, " columns on rank ", comm.rank(),
                                " of 2, and would have 10 of the 20 that its ParallelRule::columns is; "
                                "correct it"));
   });
@@ -635,12 +624,11 @@ TEST(TensorParallel, ColumnsAreCutAsTorchChunks) {
       {136, {46, 46, 44}}, {7, {2, 2, 2, 1}}, {8, {2, 2, 2, 2}}, {5, {2, 2, 1, 0}}};
   for (const auto& [width, counts] : cuts) {
     const int ranks = static_cast<int>(counts.size());
-    test::run_ranks(ranks, [&, width = width, counts = counts](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, ranks, std::move(store));
+    lab::group(ranks, [&, width = width, counts = counts](Communicator& comm) {
       Pair pair(width);
       parallelize(pair, {{"up", column}, {"down", row}}, Mesh(comm, {.shard = 1, .tp = ranks}));
-      const std::size_t own = counts[static_cast<std::size_t>(rank)],
-                        first = std::min(width, counts[0] * static_cast<std::size_t>(rank));
+      const std::size_t own = counts[static_cast<std::size_t>(comm.rank())],
+                        first = std::min(width, counts[0] * static_cast<std::size_t>(comm.rank()));
       EXPECT_EQ(pair.up.weight.shape, Shape({own, 6}));
       EXPECT_EQ(pair.up.bias.shape, Shape({own}));
       EXPECT_EQ(pair.down.weight.shape, Shape({6, own}));
@@ -655,8 +643,7 @@ TEST(TensorParallel, ColumnsAreCutAsTorchChunks) {
 // ---- errors
 
 TEST(ParallelizeErrors, HaveTheNamesAndTheNumbers) {
-  test::run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 4, std::move(store));
+  lab::group(4, [&](Communicator& comm) {
     const Mesh mesh(comm, {.shard = 1, .tp = 4});
     const auto expect = [&](Module& module, const ParallelPlan& plan, Errc code, const std::string& what,
                             const ParallelOptions& options = {}) {
@@ -696,8 +683,7 @@ TEST(ParallelizeErrors, HaveTheNamesAndTheNumbers) {
 }
 
 TEST(ParallelizeErrors, LoraComesBefore) {
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     const auto model = llama(6, false)();
     parallelize(*model, model->parallel_plan(), Mesh(comm, {.shard = 1, .tp = 2}));
     const Error e = test::error_of([&] { add_lora(*model, {.target_modules = "all-linear"}); });
@@ -765,8 +751,7 @@ TEST(TensorParallel, ColumnLayersComputeBesideTheSum) {
 
 /// The first rule applies; a later one is for the rest of what it matches.
 TEST(Parallelize, TheFirstRuleThatMatchesApplies) {
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     const auto model = llama(6, false)();
     parallelize(*model,
                 {{"layers.0.mlp.*", replicated}, {"mlp.{gate,up}_proj", column}, {"mlp.down_proj", row}},

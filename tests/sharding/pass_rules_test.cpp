@@ -6,15 +6,14 @@
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
 namespace {
 
 using test::kinds;
-using test::run_ranks;
 using test::values_of;
 
 constexpr std::size_t sizes[] = {300, 70, 130, 9};
@@ -104,12 +103,11 @@ INSTANTIATE_TEST_SUITE_P(Ranks, PassRules, testing::Values(1, 2, 3, 4));
 TEST_P(PassRules, AnUnusedParameterIsNamedWithItsRanks) {
   const std::string others[] = {"", "; p2 on rank 1;", "; p2 on ranks 1 and 2;", "; p2 on ranks 1, 2 and 3;"};
   for (const StrategyKind kind : kinds)
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    lab::group(GetParam(), [&](Communicator& comm) {
+      SCOPED_TRACE(concat(name(kind), " on rank ", comm.rank()));
       Rank r(kind, comm, {.find_unused_parameters = false});
       const std::string& other = others[GetParam() - 1];
-      expect_error(r, rank == 0 ? Used{0, 2, 3} : Used{0, 3}, Errc::invalid_argument, 0,
+      expect_error(r, comm.rank() == 0 ? Used{0, 2, 3} : Used{0, 3}, Errc::invalid_argument, 0,
                    concat("no gradient reached p1 on every rank", other.empty() ? ";" : other));
       r.update(all_of_them);  // training continues, from the values before
       EXPECT_EQ(values_of(*r.strategy, r.model[1])[69], -1.0f);
@@ -119,10 +117,9 @@ TEST_P(PassRules, AnUnusedParameterIsNamedWithItsRanks) {
 
 TEST_P(PassRules, WithFindUnusedParametersItContributesZeros) {
   for (const StrategyKind kind : kinds)
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    lab::group(GetParam(), [&](Communicator& comm) {
       Rank r(kind, comm, {.find_unused_parameters = true});
-      r.update(rank == 0 ? Used{0, 2, 3} : Used{0, 3});
+      r.update(comm.rank() == 0 ? Used{0, 2, 3} : Used{0, 3});
       EXPECT_EQ(values_of(*r.strategy, r.model[1])[69], 1.0f);
       EXPECT_FLOAT_EQ(values_of(*r.strategy, r.model[2])[5], 1 - 3.0f / static_cast<float>(GetParam()));
     });
@@ -130,8 +127,7 @@ TEST_P(PassRules, WithFindUnusedParametersItContributesZeros) {
 
 TEST_P(PassRules, FrozenIsNotUnused) {
   for (const StrategyKind kind : kinds)
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    lab::group(GetParam(), [&](Communicator& comm) {
       Rank r(kind, comm, {.find_unused_parameters = false, .static_graph = true}, {1});
       for (int update = 1; update <= 3; ++update) {
         r.update(update % 2 ? Used{0, 1, 2, 3} : Used{0, 2, 3});
@@ -143,8 +139,7 @@ TEST_P(PassRules, FrozenIsNotUnused) {
 
 /// The update reads the gradients of all passes since zero_grad().
 TEST(PassRules, AParameterIsUsedIfAnyPassOfTheUpdateUsesIt) {
-  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& comm) {
     Rank r(StrategyKind::zero2, comm, {.find_unused_parameters = false});
     r.strategy->zero_grad();
     r.pass({0, 1}, false);
@@ -157,12 +152,11 @@ TEST(PassRules, AParameterIsUsedIfAnyPassOfTheUpdateUsesIt) {
 
 TEST(PassRules, ARankWithoutDataBreaksNone) {
   for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2})
-    run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, 3, std::move(store));
+    lab::group(3, [&](Communicator& comm) {
       Rank r(kind, comm, {.find_unused_parameters = false, .static_graph = true});
       r.update(all_of_them);
       r.strategy->zero_grad();
-      if (rank == 1)
+      if (comm.rank() == 1)
         r.strategy->backward_without_data();
       else
         r.pass(all_of_them);
@@ -170,10 +164,10 @@ TEST(PassRules, ARankWithoutDataBreaksNone) {
       r.strategy->step(*r.sgd);
       EXPECT_FLOAT_EQ(values_of(*r.strategy, r.model[2])[0], 1 - 3 - 2);
       r.strategy->zero_grad();  // rank 1 is not named beside rank 2, which lacks p0
-      if (rank == 1)
+      if (comm.rank() == 1)
         r.strategy->backward_without_data();
       else
-        r.pass(rank == 2 ? Used{1, 2, 3} : all_of_them);
+        r.pass(comm.rank() == 2 ? Used{1, 2, 3} : all_of_them);
       const Error e = test::error_of([&] { r.strategy->finish_gradients(); });
       EXPECT_NE(std::string(e.what()).find("rank 2 computed no gradient of p0"), std::string::npos)
           << e.what();
@@ -185,14 +179,13 @@ TEST(PassRules, ARankWithoutDataBreaksNone) {
 TEST_P(PassRules, AnotherGraphThanTheFirstIsNamed) {
   const int last = GetParam() - 1;
   for (const StrategyKind kind : kinds)
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    lab::group(GetParam(), [&](Communicator& comm) {
+      SCOPED_TRACE(concat(name(kind), " on rank ", comm.rank()));
       Rank r(kind, comm, {.static_graph = true});
       const Used graph{3, 2, 0};
       r.update(graph);
       r.update(graph);
-      const auto changed = [&](const Used& used) { return rank == last ? used : graph; };
+      const auto changed = [&](const Used& used) { return comm.rank() == last ? used : graph; };
       expect_error(r, changed({3, 2, 1, 0}), Errc::mismatch, last,
                    concat("static_graph: rank ", last, " computed a gradient of p1, but none"));
       expect_error(r, changed({3, 0}), Errc::mismatch, last,
@@ -208,14 +201,13 @@ TEST_P(PassRules, AnotherGraphThanTheFirstIsNamed) {
 
 /// p0 and p2 are 300 and 130 elements, padded to 64 per member and bucket.
 TEST_P(PassRules, ParametersThatAStaticGraphLeavesOutAreNotExchanged) {
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     const auto bytes_of_updates = [&](bool static_graph) {
       Rank r(StrategyKind::ddp, comm, {.static_graph = static_graph});
       std::vector<std::uint64_t> bytes;
       for (int update = 0; update < 3; ++update) {
         const std::uint64_t before = r.strategy->traffic().total().all_reduce.bytes;
-        r.update(rank == 0 ? Used{0, 2} : Used{0});
+        r.update(comm.rank() == 0 ? Used{0, 2} : Used{0});
         bytes.push_back(r.strategy->traffic().total().all_reduce.bytes - before);
         EXPECT_FLOAT_EQ(values_of(*r.strategy, r.model[2])[0],
                         1 - 3 * static_cast<float>(update + 1) / static_cast<float>(GetParam()));

@@ -7,8 +7,8 @@
 
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -42,16 +42,9 @@ std::vector<float> values(Engine& engine, Parameter& p) {
   return {value.data<float>(), value.data<float>() + value.count()};
 }
 
-void in_world(int ranks, const std::function<void(World&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
-}
-
 /// In DDP and ZeRO-1 the replicas would diverge without a word.
 TEST(Pitfalls, AStepInNoSyncIsAnErrorInEveryStage) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     for (int stage = 0; stage < 4; ++stage) {
       Net net;
       auto engine = initialize(world, net, options(stage));
@@ -70,7 +63,7 @@ TEST(Pitfalls, AStepInNoSyncIsAnErrorInEveryStage) {
 
 /// Frozen parameters are not unused ones: they need no search, and do not change.
 TEST(Pitfalls, FrozenParametersNeedNoOption) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     std::vector<float> expected;
     for (int stage = 0; stage < 4; ++stage) {
       Net net;
@@ -93,7 +86,7 @@ TEST(Pitfalls, FrozenParametersNeedNoOption) {
 }
 
 TEST(Pitfalls, AModelThatNoEngineHasPreparedIsNamed) {
-  in_world(1, [](World& world) {
+  lab::world(1, [](World& world) {
     Net net, unprepared;
     auto engine = initialize(world, net, options(0));
     const Samples samples(0);
@@ -106,7 +99,7 @@ TEST(Pitfalls, AModelThatNoEngineHasPreparedIsNamed) {
 
 /// The second of two models, passed to the engine of the first.
 TEST(Pitfalls, AModelOfAnotherEngineIsAnError) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     for (int stage = 0; stage < 4; ++stage) {
       Net net1, net2;
       auto engine1 = initialize(world, net1, options(stage)),
@@ -136,7 +129,7 @@ TEST(Pitfalls, ARankThatReturnsBeforeACollectiveIsNamed) {
 }
 
 TEST(Pitfalls, AGlobalBatchThatDoesNotDivideIsAnErrorWithTheNumbers) {
-  in_world(3, [](World& world) {
+  lab::world(3, [](World& world) {
     Net net;
     EngineOptions o = options(0);
     o.config =
@@ -150,7 +143,7 @@ TEST(Pitfalls, AGlobalBatchThatDoesNotDivideIsAnErrorWithTheNumbers) {
 
 /// As NumPy and torch give them.
 TEST(Pitfalls, DataThatNoLayerTakesAreNamedWithTheLayer) {
-  in_world(1, [](World& world) {
+  lab::world(1, [](World& world) {
     Net net;
     auto engine = initialize(world, net, options(0));
     const auto what_of = [&](DType dtype) {
@@ -166,7 +159,7 @@ TEST(Pitfalls, DataThatNoLayerTakesAreNamedWithTheLayer) {
 
 /// A dataset need not know the precision of the model.
 TEST(Pitfalls, DataInF32AreConvertedForAModelOf16Bits) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     for (const char* precision : {"bf16", "fp16"}) {
       Net net;
       auto engine = initialize(world, net, options(0, concat("\"", precision, R"(": {"enabled": true}, )")));

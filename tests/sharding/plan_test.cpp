@@ -15,9 +15,9 @@
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/training_plan.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
 #include "tests/support/mirrored_backend.h"
-#include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
@@ -25,7 +25,6 @@ namespace {
 
 using test::error_of;
 using test::kinds;
-using test::run_ranks;
 
 constexpr Gpt2Config small{.n_layer = 3, .n_head = 2, .n_embd = 32, .n_positions = 16, .vocab_size = 96};
 constexpr std::size_t micro = 2;
@@ -112,17 +111,11 @@ using Comparison = void (*)(const TrainingPlan& run, const TrainingPlan& plan, c
 
 class Plan : public testing::TestWithParam<int> {
  protected:
-  void in_world(const std::function<void(World&)>& run) {
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      World world(Communicator::connect(rank, GetParam(), std::move(store)));
-      run(world);
-    });
-  }
   void expect(const Case& c, std::span<const StrategyKind> strategies = kinds,
               Comparison compare = expect_as_planned) {
     for (const StrategyKind kind : strategies) {
       const std::string json = config(kind, c);
-      in_world([&](World& world) {
+      lab::world(GetParam(), [&](World& world) {
         Gpt2 model(c.model), shapes(c.model);
         c.change(model), c.change(shapes);
         const RankOf rank{world.rank(), world.size()};
@@ -309,7 +302,7 @@ TEST_P(Plan, IsOfAnyModule) {
   for (const StrategyKind kind : kinds) {
     const std::string json = config(kind, {in_order, R"("gradient_accumulation_steps": 2)"});
     const auto record = [](Net& net, Tape& tape, const Tokens& t) { return net(tape, t); };
-    in_world([&](World& world) {
+    lab::world(GetParam(), [&](World& world) {
       Net net, shapes;
       const RankOf rank{world.rank(), world.size()};
       const TrainingPlan plan = planned(shapes, json, rank, record);

@@ -10,13 +10,11 @@
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
-
-using test::run_ranks;
 
 constexpr std::size_t rows = 24, columns = 40, bias = 5;
 constexpr std::size_t element_count = rows * columns + bias;
@@ -180,15 +178,14 @@ Matrix start_factor(std::size_t r, std::size_t n = columns) {
 TEST(PowerSgd, FollowsItsAlgorithmInFloat64) {
   for (const int ranks : {1, 2, 3})
     for (const bool feedback : {true, false})
-      run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-        auto comm = Communicator::connect(rank, ranks, std::move(store));
+      lab::group(ranks, [&](Communicator& comm) {
         Training t(comm, make_power_sgd({.matrix_approximation_rank = 2,
                                          .start_iter = 2,
                                          .use_error_feedback = feedback,
                                          .min_compression_rate = 1}));
         Reference reference(ranks, 2, start_factor(2));
         for (int update = 0; update < 8; ++update) {
-          const Numbers got = t.next(random_gradients(rank, update));
+          const Numbers got = t.next(random_gradients(comm.rank(), update));
           const Numbers mean = exact_mean(ranks, update);
           for (std::size_t i = update < 2 ? 0 : rows * columns; i < element_count; ++i)
             ASSERT_NEAR(got[i], mean[i], 1e-6) << "exact: the first updates, and the vector, at " << i;
@@ -204,8 +201,7 @@ TEST(PowerSgd, FollowsItsAlgorithmInFloat64) {
 TEST(PowerSgd, BatchedFollowsItsAlgorithmInFloat64) {
   for (const int ranks : {1, 2, 3})
     for (const std::size_t rank_of_factors : {1, 3})
-      run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-        auto comm = Communicator::connect(rank, ranks, std::move(store));
+      lab::group(ranks, [&](Communicator& comm) {
         Training t(comm,
                    make_batched_power_sgd(
                        {.matrix_approximation_rank = static_cast<int>(rank_of_factors), .start_iter = 2}));
@@ -221,7 +217,7 @@ TEST(PowerSgd, BatchedFollowsItsAlgorithmInFloat64) {
                             });
         for (int update = 0; update < 6; ++update) {
           const Traffic before = t.strategy->traffic().total();
-          const Numbers got = t.next(random_gradients(rank, update));
+          const Numbers got = t.next(random_gradients(comm.rank(), update));
           if (update < 2) continue;
           const Matrix expected = reference.next(update, true);
           for (std::size_t i = 0; i < rows * columns; ++i) ASSERT_NEAR(got[i], expected[64 + i], 2e-5) << i;
@@ -234,8 +230,7 @@ TEST(PowerSgd, BatchedFollowsItsAlgorithmInFloat64) {
 
 /// A mean of rank 2 is restored by two factors.
 TEST(PowerSgd, AMeanOfLowRankIsExact) {
-  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& comm) {
     Training t(comm, make_power_sgd({.matrix_approximation_rank = 2, .start_iter = 2}));
     Numbers gradients(element_count), mean(element_count);
     for (std::size_t i = 0; i < rows * columns; ++i) {
@@ -243,7 +238,7 @@ TEST(PowerSgd, AMeanOfLowRankIsExact) {
         return std::cos(static_cast<double>(i / columns) + r) *
                std::sin(0.1 * static_cast<double>(i % columns) + r);
       };
-      gradients[i] = static_cast<float>(of_rank(rank));
+      gradients[i] = static_cast<float>(of_rank(comm.rank()));
       mean[i] = static_cast<float>((of_rank(0) + of_rank(1)) / 2);
     }
     for (int update = 0; update < 4; ++update) {
@@ -254,13 +249,12 @@ TEST(PowerSgd, AMeanOfLowRankIsExact) {
 }
 
 TEST(PowerSgd, RanksHaveTheSameBitsAndSendTheFactors) {
-  run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 3, std::move(store));
+  lab::group(3, [](Communicator& comm) {
     for (const bool warm : {true, false}) {
       Training t(comm, make_power_sgd({.matrix_approximation_rank = 3, .start_iter = 2, .warm_start = warm}));
       for (int update = 0; update < 4; ++update) {
         const Traffic before = t.strategy->traffic().total();
-        Numbers got = t.next(random_gradients(rank, update));
+        Numbers got = t.next(random_gradients(comm.rank(), update));
         Numbers of_first = got;
         comm.broadcast(Buffer(of_first.data(), of_first.size()), 0).wait();
         EXPECT_EQ(got, of_first);
@@ -275,13 +269,12 @@ TEST(PowerSgd, RanksHaveTheSameBitsAndSendTheFactors) {
 }
 
 TEST(PowerSgd, ParametersThatGainTooLittleAreExact) {
-  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& comm) {
     constexpr double rate = double{rows * columns} / (rows + columns);
     for (const double limit : {rate * 1.01, rate * 0.99}) {
       Training t(comm, make_power_sgd({.start_iter = 2, .min_compression_rate = limit}));
       Numbers got;
-      for (int update = 0; update < 3; ++update) got = t.next(random_gradients(rank, update));
+      for (int update = 0; update < 3; ++update) got = t.next(random_gradients(comm.rank(), update));
       EXPECT_EQ(std::abs(got[0] - exact_mean(2, 2)[0]) < 1e-6, limit > rate);
     }
   });

@@ -9,7 +9,7 @@
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 #include "tests/support/toy_training.h"
 #include "tests/support/train_tiny.h"
 
@@ -17,7 +17,6 @@ namespace rz {
 namespace {
 
 using test::kinds;
-using test::run_ranks;
 using test::ToyModel;
 
 constexpr Precision f32{}, brain{DType::bf16, DType::bf16}, brain_f32{DType::bf16, DType::f32};
@@ -73,12 +72,6 @@ void expect_predicted_memory(StrategyKind kind, Module& module, Communicator& co
 class Prediction : public testing::TestWithParam<int> {
  protected:
   std::size_t n() const { return static_cast<std::size_t>(GetParam()); }
-  void on_ranks(const std::function<void(Communicator&)>& run) {
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
-      run(comm);
-    });
-  }
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, Prediction, testing::Values(1, 2, 3, 4));
 
@@ -109,7 +102,7 @@ TEST_P(Prediction, HoldsWhatThePaperSaysInF32) {
 /// 2Ψ, 2Ψ, 2Ψ, 3Ψ in elements of 4 bytes, of which a rank sends (N - 1) / N.
 TEST_P(Prediction, SendsWhatThePaperSays) {
   const std::size_t volumes[] = {2, 2, 2, 3};
-  on_ranks([&](Communicator& comm) {
+  lab::group(GetParam(), [&](Communicator& comm) {
     for (std::size_t k = 0; k < 4; ++k)
       for (const bool small_buckets : {false, true}) {
         StrategyOptions o{.rebuild = false, .gathers = {.prefetch_bucket_size = 0}};
@@ -141,7 +134,7 @@ TEST_P(Prediction, SendsWhatThePaperSays) {
 // ---- what strategies hold
 
 TEST_P(Prediction, IsWhatIsHeldWithoutPadding) {
-  on_ranks([](Communicator& comm) {
+  lab::group(GetParam(), [](Communicator& comm) {
     const auto adamw = make_adamw({});
     for (const StrategyKind kind : kinds)
       for (const Precision precision : {f32, brain, brain_f32}) {
@@ -152,7 +145,7 @@ TEST_P(Prediction, IsWhatIsHeldWithoutPadding) {
 }
 
 TEST_P(Prediction, IsWhatIsHeldWithPaddingAndFrozenAndPersistentValues) {
-  on_ranks([](Communicator& comm) {
+  lab::group(GetParam(), [](Communicator& comm) {
     const auto adamw = make_adamw({});
     for (const StrategyKind kind : kinds)
       for (const Precision precision : {f32, brain, brain_f32})
@@ -170,7 +163,7 @@ TEST_P(Prediction, IsWhatIsHeldWithPaddingAndFrozenAndPersistentValues) {
 
 /// Groups with one state and with two, which end within the shard of some rank.
 TEST_P(Prediction, IsWhatIsHeldByGroupsWithDifferentStates) {
-  on_ranks([](Communicator& comm) {
+  lab::group(GetParam(), [](Communicator& comm) {
     const auto muon = make_muon({}, muon_adam_options, [](const Parameter& p) {
       return p.name == "tied" || p.name == "first.weight";
     });

@@ -13,7 +13,7 @@
 #include "sharding/engine/checkpoints/engine_state.h"
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/world.h"
 #include "tests/support/written_checkpoint.h"
 
 namespace rz {
@@ -93,8 +93,7 @@ struct Scenario {
 std::vector<std::vector<Seen>> run(const Scenario& scenario, int stage, const std::string& dir,
                                    const std::string& tag = "") {
   std::vector<std::vector<Seen>> all(2);
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, 2, std::move(store)));
+  lab::world(2, [&](World& world) {
     Net net;
     EngineOptions options{
         .config = concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": )", stage,
@@ -109,7 +108,7 @@ std::vector<std::vector<Seen>> run(const Scenario& scenario, int stage, const st
     for (std::int64_t u = engine.global_steps(); u < updates; ++u) {
       net.count.value.data<std::int64_t>()[1] += 10 + u;
       scenario.update(engine, net, u);
-      all[static_cast<std::size_t>(rank)].push_back(seen(engine, net));
+      all[static_cast<std::size_t>(world.rank())].push_back(seen(engine, net));
       if (tag.empty()) engine.save_checkpoint(dir);
     }
   });

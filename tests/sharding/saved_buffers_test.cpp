@@ -16,9 +16,9 @@
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -77,13 +77,6 @@ class SavedBuffers : public testing::Test, protected test::Folder {
   }
 };
 
-void in_world(int ranks, const std::function<void(World&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
-}
-
 EngineOptions options(int stage) {
   return {.config = concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": )", stage,
                            R"(}, "optimizer": {"type": "SGD"}})"),
@@ -95,7 +88,7 @@ TEST_F(SavedBuffers, AreThoseOfRankZeroInEveryStageOnAnyNumberOfRanks) {
   std::string file;
   for (const int ranks : {1, 2, 3})
     for (int stage = 0; stage < 4; ++stage) {
-      in_world(ranks, [&](World& world) {
+      lab::world(ranks, [&](World& world) {
         Net net, again;
         auto engine = initialize(world, net, options(stage));
         fill(net.norm, world.rank());
@@ -121,7 +114,7 @@ TEST_F(SavedBuffers, AreThoseOfRankZeroInEveryStageOnAnyNumberOfRanks) {
 }
 
 TEST_F(SavedBuffers, APartOfAModelHasItsOwnNames) {
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options(0));
     save_weights(path(), net.norm, engine.strategy(), 0, {});

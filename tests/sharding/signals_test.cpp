@@ -17,6 +17,7 @@
 
 #include "sharding/engine/checkpoints/save_requests.h"
 #include "sharding/engine/checkpoints/signal_handler.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
@@ -191,8 +192,8 @@ struct Script {
 /// The decisions of every rank after every step, on ranks that are threads.
 std::vector<std::vector<SaveDecision>> run_script(int ranks, const Script& script) {
   std::vector<std::vector<SaveDecision>> decisions(static_cast<std::size_t>(ranks));
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator communicator = Communicator::connect(rank, ranks, store);
+  lab::group(ranks, [&](Communicator& communicator) {
+    const int rank = communicator.rank();
     std::uint64_t step = 0;
     bool terminated = false;
     SaveRequestOptions options = script.options;
@@ -258,15 +259,14 @@ TEST(SaveRequests, SigtermStopsAndStays) {
 
 /// Micro-batches of 0.1 s on rank 0 and 0.25 s on rank 1: after the first of all, ranks look at every fourth.
 TEST(SaveRequests, ALongUpdateIsLookedAtOnceASecond) {
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator communicator = Communicator::connect(rank, 2, store);
+  lab::group(2, [&](Communicator& communicator) {
     int looks = 0;
     bool terminated = false;
     SaveRequests requests(communicator, {}, [&] {
       ++looks;
       return ReceivedSignals{.terminate = terminated};
     });
-    const double seconds = rank == 0 ? 0.1 : 0.25;
+    const double seconds = communicator.rank() == 0 ? 0.1 : 0.25;
     const auto stops_at = [&](int micro_batches) {
       looks = 0;
       for (int m = 1; m < micro_batches; ++m)
@@ -283,7 +283,7 @@ TEST(SaveRequests, ALongUpdateIsLookedAtOnceASecond) {
     EXPECT_EQ(looks, 0);
     EXPECT_EQ(stops_at(33), 0);
     EXPECT_EQ(looks, 1) << "at 32, though micro-batches were short";
-    terminated = rank == 0;
+    terminated = communicator.rank() == 0;
     EXPECT_EQ(stops_at(16), 4);
     EXPECT_EQ(requests.decide(1).reason, SaveReason::terminate);
     EXPECT_EQ(stops_at(16), 1) << "decided";
@@ -332,8 +332,7 @@ TEST(SaveRequests, TheAllocationsEndStopsWithItsMargin) {
 }
 
 TEST(SaveRequests, NegativeDurationsAreRefused) {
-  test::run_ranks(1, [](int rank, std::shared_ptr<Store> store) {
-    Communicator communicator = Communicator::connect(rank, 1, store);
+  lab::group(1, [](Communicator& communicator) {
     for (const SaveRequestOptions& o :
          {SaveRequestOptions{.save_interval = -1s}, SaveRequestOptions{.allocation_margin = -1s}})
       EXPECT_EQ(error_of([&] { SaveRequests(communicator, o); }).code(), Errc::config);

@@ -12,7 +12,7 @@
 #include "autograd_lite/nn/init.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 
 namespace {
 constexpr std::size_t large = 1024;  // bytes: the smallest gradient bucket has more
@@ -93,8 +93,8 @@ Counts train(StrategyKind kind, bool overlap) {
   Counts counts;
   counts.after.reserve(updates);
   std::barrier all_ranks(ranks);
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
+  lab::group(ranks, [&](Communicator& comm) {
+    const int rank = comm.rank();
     Gpt2 model(small_config());
     allocate_parameters(model);
     init_parameters(model, 1);

@@ -15,8 +15,8 @@
 #include "sharding/strategy/pass_state.h"
 #include "sharding/strategy/sharding_plan.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
@@ -26,7 +26,6 @@ using test::datum;
 using test::initial_value;
 using test::kinds;
 using test::Replica;
-using test::run_ranks;
 using test::ToyModel;
 using test::values_of;
 
@@ -122,9 +121,8 @@ void train(StrategyKind kind, const Run& run, Communicator& comm, const Referenc
 void expect_like_one_process(const Run& run) {
   const Reference ref = reference(run.ranks / run.mesh.tp, run.micro_batches);
   for (const StrategyKind kind : kinds)
-    run_ranks(run.ranks, [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat(name(kind), " on rank ", rank, " of ", run.ranks, ", ", describe(run.mesh)));
-      auto comm = Communicator::connect(rank, run.ranks, std::move(store));
+    lab::group(run.ranks, [&](Communicator& comm) {
+      SCOPED_TRACE(concat(name(kind), " on rank ", comm.rank(), " of ", run.ranks, ", ", describe(run.mesh)));
       train(kind, run, comm, ref);
     });
 }
@@ -240,8 +238,7 @@ Outcome train_on_random_data(StrategyKind kind, Communicator& comm, const Strate
 }
 
 TEST_P(Strategies, HaveTheSameBitsForEveryStrategyBucketSizeAndOverlap) {
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     const Outcome expected = train_on_random_data(StrategyKind::ddp, comm, {});
     EXPECT_GT(expected.norms[0], 0.3);  // so that clipping applies
     for (const StrategyKind kind : kinds)
@@ -250,7 +247,7 @@ TEST_P(Strategies, HaveTheSameBitsForEveryStrategyBucketSizeAndOverlap) {
             StrategyOptions{
                 .reduce_bucket_size = 225, .first_bucket_size = 75, .overlap_comm = false, .rebuild = false}})
         EXPECT_TRUE(train_on_random_data(kind, comm, options) == expected)
-            << name(kind) << " on rank " << rank;
+            << name(kind) << " on rank " << comm.rank();
   });
 }
 
@@ -260,8 +257,7 @@ TEST_P(Strategies, HaveTheSameBitsForEveryStrategyBucketSizeAndOverlap) {
 constexpr ShardingPlan whole_gradients{.values = Placement::sharded, .state = Placement::sharded};
 
 TEST_P(Strategies, APlanThatIsNoKindHasTheSameBits) {
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     ToyModel sharded(initial_value);
     const std::size_t all_gradients = static_cast<std::size_t>(GetParam()) *
                                       make_strategy(StrategyKind::zero3, sharded, comm)->memory().gradients;
@@ -271,7 +267,7 @@ TEST_P(Strategies, APlanThatIsNoKindHasTheSameBits) {
       EXPECT_EQ(strategy->memory().gradients, all_gradients);
       return strategy;
     });
-    EXPECT_TRUE(planned == train_on_random_data(StrategyKind::ddp, comm, {})) << "on rank " << rank;
+    EXPECT_TRUE(planned == train_on_random_data(StrategyKind::ddp, comm, {})) << "on rank " << comm.rank();
   });
 }
 
@@ -336,10 +332,9 @@ Moved update_clipped(StrategyKind kind, Communicator& comm, bool in_one, double 
 
 TEST(Strategy, ClippingAndLossScaleReachTheUpdate) {
   constexpr double limit = 0.5;
-  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     for (const StrategyKind kind : kinds) {
-      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
+      SCOPED_TRACE(concat(name(kind), " on rank ", comm.rank()));
       const Moved free = update_clipped(kind, comm, true, 0, 1),
                   clipped = update_clipped(kind, comm, true, limit, 1);
       ASSERT_GT(free.norm, 2 * limit);
@@ -397,8 +392,8 @@ TEST(Strategy, TheDefaultStreamIsTheTapes) {
 TEST(Strategy, ASkippedUpdateReportsItsOwnExposedTime) {
   constexpr auto late = std::chrono::milliseconds(200);
   std::atomic<bool> waits = false;
-  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
+    const int rank = comm.rank();
     ToyModel model(initial_value);
     const auto strategy = make_strategy(StrategyKind::ddp, model, comm, {.rebuild = false});
     Tape tape;
@@ -457,9 +452,8 @@ Unused train_unused(StrategyKind kind, Communicator& comm, UnusedParameterPolicy
 
 TEST_P(Strategies, AnUnusedParameterIsSkippedAsInPyTorch) {
   for (const StrategyKind kind : kinds)
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    lab::group(GetParam(), [&](Communicator& comm) {
+      SCOPED_TRACE(concat(name(kind), " on rank ", comm.rank()));
       const auto after = [&](const std::vector<bool>& reached) {
         return train_unused(kind, comm, UnusedParameterPolicy::pytorch, reached);
       };
@@ -474,9 +468,8 @@ TEST_P(Strategies, AnUnusedParameterIsSkippedAsInPyTorch) {
 
 TEST_P(Strategies, AnUnusedParameterDecaysAsInDeepSpeed) {
   for (const StrategyKind kind : kinds)
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    lab::group(GetParam(), [&](Communicator& comm) {
+      SCOPED_TRACE(concat(name(kind), " on rank ", comm.rank()));
       const Unused a = train_unused(kind, comm, UnusedParameterPolicy::deepspeed, {true, false});
       for (std::size_t i = 0; i < a.never.size(); ++i)
         ASSERT_EQ(a.never[i], initial_value(5, i) * 0.99f * 0.99f);
@@ -484,11 +477,10 @@ TEST_P(Strategies, AnUnusedParameterDecaysAsInDeepSpeed) {
 }
 
 TEST(Replicas, BuffersAreBroadcast) {
-  run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 3, std::move(store));
+  lab::group(3, [](Communicator& comm) {
     const Tensor mean = Tensor::zeros({300}), count = Tensor::zeros({1}, DType::i32);
-    mean.data<float>()[299] = static_cast<float>(rank);
-    *count.data<std::int32_t>() = 7 * rank;
+    mean.data<float>()[299] = static_cast<float>(comm.rank());
+    *count.data<std::int32_t>() = 7 * comm.rank();
     const std::vector<Tensor> buffers{mean, Tensor(), count, Tensor::zeros({0})};
     broadcast_buffers(buffers, comm, {}, 2);
     EXPECT_EQ(mean.data<float>()[299], 2);
@@ -497,8 +489,8 @@ TEST(Replicas, BuffersAreBroadcast) {
 }
 
 TEST(PassRules, RanksAgreeOnUsedParametersAndTheCancellingRank) {
-  run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 3, std::move(store));
+  lab::group(3, [](Communicator& comm) {
+    const int rank = comm.rank();
     std::array<Parameter, 4> all;
     const std::array<Parameter*, 4> members{&all[0], &all[1], &all[2], &all[3]};
     const ModelParameters parameters(members);
@@ -541,9 +533,8 @@ TEST(Strategy, NamesRoundTrip) {
 
 TEST(Strategy, AFullValueIsNewAfterAStepAndAFill) {
   for (const StrategyKind kind : kinds)
-    run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    lab::group(2, [&](Communicator& comm) {
       SCOPED_TRACE(name(kind));
-      auto comm = Communicator::connect(rank, 2, std::move(store));
       Replica r(kind, comm);
       const Parameter& p = r.model[r.model.index("second.weight")];
       const auto first = [&] { return *r.strategy->values().whole(p).data<float>(); };
@@ -567,8 +558,7 @@ TEST_P(Strategies, FillAndVisitCoverEveryElementOnce) {
                                                          {StrategyKind::zero2, 0},
                                                          {StrategyKind::zero3, 0},
                                                          {StrategyKind::zero3, 70}})
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    lab::group(GetParam(), [&](Communicator& comm) {
       ToyModel model({});
       const auto strategy =
           make_strategy(kind, model, comm, {.gathers = {.param_persistence_threshold = persistent}});

@@ -8,8 +8,8 @@
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
@@ -19,7 +19,6 @@ using test::datum;
 using test::initial_value;
 using test::kinds;
 using test::Replica;
-using test::run_ranks;
 using test::ToyModel;
 using test::values_of;
 
@@ -110,9 +109,8 @@ TEST(Strategy, AParameterThatIsFrozenLaterIsAnError) {
 /// The error of every rank; each names `culprit`, which two ranks do not have.
 void expect_mismatch(int ranks, int culprit, const std::string& words,
                      const std::function<void(int rank, Communicator&)>& body) {
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
-    const Error e = test::error_of([&] { body(rank, comm); });
+  lab::group(ranks, [&](Communicator& comm) {
+    const Error e = test::error_of([&] { body(comm.rank(), comm); });
     EXPECT_EQ(e.code(), Errc::mismatch);
     EXPECT_EQ(e.culprit(), culprit);
     EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
@@ -202,13 +200,12 @@ TEST(Replicas, WithOtherOptionsAreNamed) {
 }
 
 TEST(Strategy, DifferentModelsNameTheParameterThatDiffers) {
-  run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 3, std::move(store));
+  lab::group(3, [](Communicator& comm) {
     ToyModel model(initial_value);
-    if (rank == 2) model[3].shape = {2, 5}, model[3].value = Tensor::zeros({2, 5});
+    if (comm.rank() == 2) model[3].shape = {2, 5}, model[3].value = Tensor::zeros({2, 5});
     try {
       make_strategy(StrategyKind::ddp, model, comm);
-      ADD_FAILURE() << "no error on rank " << rank;
+      ADD_FAILURE() << "no error on rank " << comm.rank();
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::mismatch);
       EXPECT_EQ(e.culprit(), 2);
@@ -285,9 +282,8 @@ std::vector<float> train_through(StrategyKind kind, Communicator& comm, const Fa
 
 TEST_P(Strategies, GoOnAfterAnErrorOnEveryRank) {
   for (const StrategyKind kind : kinds)
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    lab::group(GetParam(), [&](Communicator& comm) {
+      SCOPED_TRACE(concat(name(kind), " on rank ", comm.rank()));
       const auto good = train_through(kind, comm, {});
       for (const auto where : {Failing::forward, Failing::backward, Failing::late})
         for (const int update : {0, 1}) EXPECT_EQ(train_through(kind, comm, {where, update}), good) << where;
@@ -296,9 +292,8 @@ TEST_P(Strategies, GoOnAfterAnErrorOnEveryRank) {
 
 TEST(Strategy, GoesOnAfterAnErrorOnOneRank) {
   for (const StrategyKind kind : kinds)
-    run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
-      auto comm = Communicator::connect(rank, 3, std::move(store));
+    lab::group(3, [&](Communicator& comm) {
+      SCOPED_TRACE(concat(name(kind), " on rank ", comm.rank()));
       const auto good = train_through(kind, comm, {});
       for (const auto where : {Failing::forward, Failing::backward, Failing::late})
         for (const int update : {0, 1})

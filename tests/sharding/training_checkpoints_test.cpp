@@ -23,6 +23,7 @@
 #include "sharding/engine/checkpoints/save_requests.h"
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
 #include "tests/support/forked.h"
@@ -110,12 +111,6 @@ struct Outcome {
 /// A folder that a test owns.
 class TrainingCheckpointsTest : public testing::Test {
  protected:
-  static void in_world(int ranks, const std::function<void(World&)>& body) {
-    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      World world(Communicator::connect(rank, ranks, std::move(store)));
-      body(world);
-    });
-  }
   std::string keys(const std::string& more) const {
     return concat(R"("output_dir": ")", dir_, "\"", more.empty() ? "" : ", ", more);
   }
@@ -139,7 +134,7 @@ class TrainingCheckpointsTest : public testing::Test {
   Outcome train_on(int ranks, const std::string& more, std::int64_t steps,
                    const std::vector<double>& losses = {}) {
     Outcome result;
-    in_world(ranks, [&](World& world) {
+    lab::world(ranks, [&](World& world) {
       const Outcome own = train(world, options(keys(more)), steps, losses);
       if (world.is_main()) result = own;
     });
@@ -184,7 +179,7 @@ TEST_F(TrainingCheckpointsTest, ARunSavesByItsKeys) {
 }
 
 TEST_F(TrainingCheckpointsTest, AnUpdateIsSavedOnce) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options(keys(R"("save_steps": 1)")));
     EXPECT_FALSE(engine.should_stop()) << "before the first update";
@@ -203,7 +198,7 @@ TEST_F(TrainingCheckpointsTest, AnUpdateIsSavedOnce) {
 }
 
 TEST_F(TrainingCheckpointsTest, WithoutAFolderNothingIsSaved) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options(""));
     update(engine, net);
@@ -225,7 +220,7 @@ TEST_F(TrainingCheckpointsTest, ARunThatIsResumedHasTheBitsOfOneThatIsNot) {
 
 TEST_F(TrainingCheckpointsTest, AFolderWithoutCheckpointsBeginsARun) {
   EXPECT_EQ(train_on(2, R"("resume_from_checkpoint": true)", 2).updates, 2);
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net;
     const std::string none = dir_ + "/none";
     const auto to = [&](const std::string& resume) {
@@ -263,7 +258,7 @@ TEST_F(TrainingCheckpointsTest, ARestartedRunGoesOnWithTheLastCheckpointOfItsOwn
   const auto resumed = [&](const std::string& base, const char* job, const char* restarts) {
     const Variable run("TORCHELASTIC_RUN_ID", job), count("TORCHELASTIC_RESTART_COUNT", restarts);
     std::string line;
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net;
       auto engine = initialize(
           world, net,
@@ -298,7 +293,7 @@ TEST_F(TrainingCheckpointsTest, AnyCheckpointCanBeTheFirst) {
   const std::pair<const char*, int> cases[] = {
       {"", 3}, {"/", 3}, {"/latest", 3}, {"/best", 2}, {"/global_step1", 1}};
   for (const auto& [name, steps] : cases)
-    in_world(1, [&](World& world) {
+    lab::world(1, [&](World& world) {
       Net net;
       auto engine =
           initialize(world, net, options(concat(R"("resume_from_checkpoint": ")", dir_, name, "\"")));
@@ -311,7 +306,7 @@ TEST_F(TrainingCheckpointsTest, AnyCheckpointCanBeTheFirst) {
 TEST_F(TrainingCheckpointsTest, WhatHasChangedSinceTheCheckpointIsOneLine) {
   const auto resumed = [&](const std::string& config, Decay decay = Decay::all) {
     std::string line;
-    in_world(1, [&](World& world) {
+    lab::world(1, [&](World& world) {
       Net net;
       Engine engine = initialize(
           world, net,
@@ -352,7 +347,7 @@ TEST_F(TrainingCheckpointsTest, ACheckpointThatIsDamagedIsWrongInput) {
   train_on(2, "", 1);
   const std::string file = dir_ + "/global_step1/" + rank_file(1, 2);
   fs::resize_file(file, fs::file_size(file) - 1);
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     const Error e =
         error_of([&] { initialize(world, net, options(keys(R"("resume_from_checkpoint": true)"))); });
@@ -375,7 +370,7 @@ TEST_F(TrainingCheckpointsTest, AnotherProcessThatSavesToTheFolderIsNamed) {
   }
   ready.wait();
   const std::string what = concat(dir_, ": process ", child, " on ");
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     const Error e = error_of([&] { initialize(world, net, options(keys(""))); });
     EXPECT_EQ(e.code(), Errc::config);
@@ -392,7 +387,7 @@ TEST_F(TrainingCheckpointsTest, AnotherProcessThatSavesToTheFolderIsNamed) {
 }
 
 TEST_F(TrainingCheckpointsTest, ValuesOfTheProgramAreSaved) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net, other;
     auto engine = initialize(world, net, options(keys(R"("save_steps": 1)")));
     engine.checkpoints().client_state()["epoch"] = 3;
@@ -439,7 +434,7 @@ TEST_F(TrainingCheckpointsTest, TheBestModelIsLoadedAtTheEnd) {
 
 TEST_F(TrainingCheckpointsTest, TheBestCheckpointIsLoadedByItsName) {
   train_on(2, R"("save_steps": 1, "eval_steps": 1)", 3, {3, 1, 2});
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options(""));
     const auto loaded = engine.load_checkpoint(dir_, {.tag = "best"});
@@ -459,7 +454,7 @@ TEST_F(TrainingCheckpointsTest, AnotherFolderHasABestCheckpointOfItsOwn) {
   train_on(2, R"("eval_steps": 1)", 3, {3, 1, 2});
   const std::string other = dir_ + "/other";
   save_copy("global_step2", other);  // of some other run
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     train(world,
           options(concat(R"("output_dir": ")", other, R"(", "resume_from_checkpoint": ")", dir_,
                          R"(", "eval_steps": 1, "early_stopping_patience": 3)")),
@@ -502,7 +497,7 @@ TEST_F(TrainingCheckpointsTest, AnInterruptedRunStopsAtTheSameUpdate) {
 }
 
 TEST_F(TrainingCheckpointsTest, EarlyStoppingNeedsNoFolder) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     const Outcome run =
         train(world, options(R"("eval_steps": 1, "early_stopping_patience": 2)"), 9, {3, 4, 4});
     EXPECT_EQ(run.updates, 3);
@@ -513,7 +508,7 @@ TEST_F(TrainingCheckpointsTest, EarlyStoppingNeedsNoFolder) {
 
 TEST_F(TrainingCheckpointsTest, ValuesOfAnotherMetricAreNotCompared) {
   train_on(2, R"("eval_steps": 1)", 2, {0.25, 0.5});
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(
         world, net, options(keys(R"("resume_from_checkpoint": true, "metric_for_best_model": "accuracy")")));
@@ -525,7 +520,7 @@ TEST_F(TrainingCheckpointsTest, ValuesOfAnotherMetricAreNotCompared) {
 }
 
 TEST_F(TrainingCheckpointsTest, WrongMetricsAreErrorsOnAllRanks) {
-  in_world(3, [&](World& world) {
+  lab::world(3, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options(R"("metric_for_best_model": "eval_f1")"));
     TrainingCheckpoints& checkpoints = engine.checkpoints();
@@ -658,7 +653,7 @@ TEST_F(TrainingCheckpointsTest, SigtermInALongUpdateSavesTheStateBeforeIt) {
   for (const int stage : {0, 2, 3}) {
     fs::remove_all(dir_);
     std::vector<float> whole;
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, accumulating(stage, "", "false"));
       auto loader = engine.loader(data);
@@ -685,7 +680,7 @@ TEST_F(TrainingCheckpointsTest, SigtermInALongUpdateSavesTheStateBeforeIt) {
       if (!right) ::_exit(7);
     });
     EXPECT_EQ(files(), (Names{"global_step1", "latest"}));
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, accumulating(stage, R"("resume_from_checkpoint": true)", "false"));
       auto loader = engine.loader(data);
@@ -704,7 +699,7 @@ TEST_F(TrainingCheckpointsTest, TheSecondOfTwoFreshRunsIsRefusedBeforeItsFirstUp
   test::Gate ready, begun, end;
   const pid_t child = ::fork();
   if (child == 0) {
-    in_world(1, [&](World& world) {
+    lab::world(1, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, options(keys("")));
       ready.wait();
@@ -714,7 +709,7 @@ TEST_F(TrainingCheckpointsTest, TheSecondOfTwoFreshRunsIsRefusedBeforeItsFirstUp
     });
     ::_exit(0);
   }
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options(keys("")));
     EXPECT_FALSE(fs::exists(dir_));
@@ -745,7 +740,7 @@ TEST_F(TrainingCheckpointsTest, WhileACheckpointIsLoadedSigtermIsNotRecorded) {
     }
     void (*during)(int) = SIG_IGN;
   };
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options(keys(""), "true"));
     Observer observer;
@@ -789,7 +784,7 @@ TEST(SaveRequestOptions, AreThoseOfTheKeys) {
 }
 
 TEST_F(TrainingCheckpointsTest, OneEngineHasTheSignalsOfAProcess) {
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net, other;
     auto engine = initialize(world, net, options(keys(""), "true"));
     const Error e = error_of([&] { initialize(world, other, options(keys(""), "true")); });
@@ -802,7 +797,7 @@ TEST_F(TrainingCheckpointsTest, OneEngineHasTheSignalsOfAProcess) {
 
 /// Of the library, whatever call finds it.
 TEST_F(TrainingCheckpointsTest, AFolderThatIsRemovedWhileItIsSavedToIsNamed) {
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net;
     auto engine = initialize(world, net, options(""));
     int refused = 0, gone = 0;

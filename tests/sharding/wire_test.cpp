@@ -9,13 +9,11 @@
 #include "comm/core/math.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
-
-using test::run_ranks;
 
 constexpr StrategyKind kinds[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
                                   StrategyKind::zero3};
@@ -126,8 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, Wire, testing::ValuesIn(formats),
 /// Each rank's gradient is rounded once, the sum once; the factors are rounded in f32.
 TEST_P(Wire, MeansAreThoseOfFloat64WithinItsRounding) {
   for (const int ranks : {1, 2, 3, 4})
-    run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, ranks, std::move(store));
+    lab::group(ranks, [&](Communicator& comm) {
       const Gradients gradients = random_gradients(ranks);
       const std::vector<float> got = means(StrategyKind::ddp, GetParam().wire, comm, gradients);
       for (std::size_t i = 0; i < element_count(); ++i) {
@@ -141,8 +138,7 @@ TEST_P(Wire, MeansAreThoseOfFloat64WithinItsRounding) {
 
 TEST_P(Wire, EveryStrategyHasTheSameBits) {
   for (const int ranks : {2, 3, 4})
-    run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, ranks, std::move(store));
+    lab::group(ranks, [&](Communicator& comm) {
       const Gradients gradients = random_gradients(ranks);
       const std::vector<float> ddp = means(StrategyKind::ddp, GetParam().wire, comm, gradients);
       for (const StrategyKind kind : kinds)
@@ -151,10 +147,9 @@ TEST_P(Wire, EveryStrategyHasTheSameBits) {
 }
 
 TEST_P(Wire, SmallIntegersAreExact) {
+  if (GetParam().wire.gradient_predivide_factor == 3) return;  // a third is not exact
   for (const int ranks : {1, 2, 4})
-    run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      if (GetParam().wire.gradient_predivide_factor == 3) return;  // a third is not exact
-      auto comm = Communicator::connect(rank, ranks, std::move(store));
+    lab::group(ranks, [&](Communicator& comm) {
       Gradients gradients(static_cast<std::size_t>(ranks), std::vector<float>(element_count()));
       for (std::size_t r = 0; r < gradients.size(); ++r)
         for (std::size_t i = 0; i < element_count(); ++i)
@@ -167,8 +162,7 @@ TEST_P(Wire, SmallIntegersAreExact) {
 }
 
 TEST_P(Wire, SixteenBitsSendHalfTheBytes) {
-  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     const Gradients gradients = random_gradients(2);
     for (const StrategyKind kind : kinds) {
       Traffic plain, wire;
@@ -184,8 +178,7 @@ TEST_P(Wire, SixteenBitsSendHalfTheBytes) {
 
 /// 98304 is above f16's largest number, 65504; a quarter of it is not.
 TEST(WireFormat, PrescaledGradientsOverflowLess) {
-  run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 4, std::move(store));
+  lab::group(4, [&](Communicator& comm) {
     const Gradients gradients(4, std::vector<float>(element_count(), 98'304));
     const auto first = [&](const WireFormat& wire) {
       return means(StrategyKind::zero2, wire, comm, gradients)[0];

@@ -11,9 +11,9 @@
 
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
-#include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
 
 namespace rz {
@@ -64,13 +64,6 @@ std::string config(const Case& c, int stage) {
                     : "",
                 R"(, "zero_optimization": {"stage": )", stage,
                 R"(, "reduce_bucket_size": 256, "stage3_param_persistence_threshold": 0})", c.more, "}");
-}
-
-void in_world(int ranks, const std::function<void(World&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
 }
 
 /// What a run computed, as bits.
@@ -142,8 +135,8 @@ Result train(World& world, const Case& c, int stage) {
 /// The result of rank 0; those of other ranks must be equal.
 Result run(int ranks, const Case& c, int stage) {
   std::vector<Result> all(static_cast<std::size_t>(ranks));
-  in_world(ranks,
-           [&](World& world) { all[static_cast<std::size_t>(world.rank())] = train(world, c, stage); });
+  lab::world(ranks,
+             [&](World& world) { all[static_cast<std::size_t>(world.rank())] = train(world, c, stage); });
   for (const Result& other : all) EXPECT_TRUE(same_bits(other, all[0])) << ranks << " ranks, stage " << stage;
   return all[0];
 }
@@ -189,7 +182,7 @@ TEST(WorldSizeInvariance, SixteenBits) {
 TEST(WorldSizeInvariance, IsNotSoInRankOrder) {
   const auto losses = [](int ranks) {
     std::vector<double> out;
-    in_world(ranks, [&](World& world) {
+    lab::world(ranks, [&](World& world) {
       Net net;
       std::string text = config({}, 0);
       text.replace(text.find("world_size_invariant"), 20, "rank_order");
@@ -230,12 +223,7 @@ StrategyOptions pairwise(int ranks) {
 }
 
 void in_pairwise_group(int ranks, const std::function<void(Communicator&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    CommOptions options;
-    options.reduction_order = ReductionOrder::pairwise;
-    auto comm = Communicator::connect(rank, ranks, std::move(store), options);
-    body(comm);
-  });
+  lab::group(ranks, {.reduction_order = ReductionOrder::pairwise}, body);
 }
 
 /// All values are 1, so gradients are the data. "sometimes" is used by every second pass.
@@ -333,16 +321,15 @@ TEST(PairwiseOrder, ACancelledUpdateIsForgotten) {
 }
 
 TEST(PairwiseOrder, NeedsACommunicatorOfThatOrder) {
-  test::run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 4, std::move(store));
+  lab::group(4, [&](Communicator& comm) {
     test::ToyModel model([](std::size_t, std::size_t) { return 1.0f; });
     EXPECT_STREQ(test::error_of([&] { make_strategy(StrategyKind::ddp, model, comm, pairwise(4)); }).what(),
                  "pairwise_passes needs a communicator whose CommOptions::reduction_order is pairwise");
     // A group of it may have that order.
-    auto group = comm.split(0, rank, ReductionOrder::pairwise);
+    auto group = comm.split(0, comm.rank(), ReductionOrder::pairwise);
     EXPECT_EQ(group->options().reduction_order, ReductionOrder::pairwise);
     const auto strategy = make_strategy(StrategyKind::ddp, model, *group, pairwise(4));
-    float x = leaf(static_cast<std::size_t>(rank), 0);
+    float x = leaf(static_cast<std::size_t>(comm.rank()), 0);
     group->all_reduce(Buffer(&x, 1), ReduceOp::sum).wait();
     EXPECT_EQ(x, (leaf(0, 0) + leaf(1, 0)) + (leaf(2, 0) + leaf(3, 0)));
   });
@@ -385,7 +372,7 @@ TEST(WorldSizeInvariance, RefusesWhatWouldDependOnTheNumberOfRanks) {
 }
 
 TEST(WorldSizeInvariance, RefusesBuffersThatPassesChange) {
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     struct WithBuffer : Net {
       WithBuffer() { register_buffer(mean, "mean", {3}); }
       ModuleBuffer mean;
@@ -421,9 +408,9 @@ TEST(WorldSizeInvariance, ResumesOnAnyNumberOfRanks) {
     }
   };
   for (const int before : {1, 4, 8}) {
-    in_world(before, [&](World& world) { half(world, before == 4 ? 3 : 1, false); });
+    lab::world(before, [&](World& world) { half(world, before == 4 ? 3 : 1, false); });
     for (const int after : {1, 2, 8})
-      for (const int stage : {0, 3}) in_world(after, [&](World& world) { half(world, stage, true); });
+      for (const int stage : {0, 3}) lab::world(after, [&](World& world) { half(world, stage, true); });
   }
 }
 
@@ -431,7 +418,7 @@ TEST(WorldSizeInvariance, ResumesOnAnyNumberOfRanks) {
 TEST(WorldSizeInvariance, GoesOnAfterAnUpdateThatWasCancelled) {
   const auto result_after = [](int ranks) {
     Result out;
-    in_world(ranks, [&](World& world) {
+    lab::world(ranks, [&](World& world) {
       const Case c;
       Net net;
       Engine engine = initialize(world, net, {.config = config(c, 0), .seed = 5, .log = nullptr});

@@ -20,9 +20,9 @@
 
 #include "comm/bootstrap.h"
 #include "sharding/engine/parse_arguments.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -102,34 +102,31 @@ TEST(Spawn, ARankThatDoesNotEndIsEnded) {
 
 /// Two nodes of two ranks.
 TEST(World, TheFirstRankOfEachNodeIsItsLocalMain) {
-  test::run_ranks(4, [](int rank, std::shared_ptr<Store> store) {
+  lab::group(4, [](Communicator& comm) {
     LaunchInfo launch;
-    launch.local_rank = rank % 2;
-    const World world(Communicator::connect(rank, 4, std::move(store)), launch);
-    EXPECT_EQ(world.is_local_main(), rank == 0 || rank == 2);
-    EXPECT_EQ(world.is_main(), rank == 0);
+    launch.local_rank = comm.rank() % 2;
+    const World world(std::move(comm), launch);
+    EXPECT_EQ(world.is_local_main(), world.rank() == 0 || world.rank() == 2);
+    EXPECT_EQ(world.is_main(), world.rank() == 0);
   });
 }
 
 TEST(World, CountsTheRanksOfANode) {
-  const auto per_node = [](const std::vector<std::string>& nodes) {
+  const auto per_node = [](int ranks, const lab::OptionsOfRank& options) {
     int found = -1;
-    test::run_ranks(static_cast<int>(nodes.size()), [&](int rank, std::shared_ptr<Store> store) {
-      CommOptions comm;
-      comm.host_id = nodes[static_cast<std::size_t>(rank)];
-      World world(Communicator::connect(rank, static_cast<int>(nodes.size()), std::move(store), comm));
+    lab::world(ranks, options, [&](World& world) {
       const int n = world.ranks_per_node();
       EXPECT_EQ(world.reduce(n, ReduceOp::min), world.reduce(n, ReduceOp::max));
-      if (rank == 0) found = n;
+      if (world.rank() == 0) found = n;
     });
     return found;
   };
-  EXPECT_EQ(per_node({"", "", ""}), 3);
-  EXPECT_EQ(per_node({"a", "a", "b", "b"}), 2);
-  EXPECT_EQ(per_node({"a", "b", "c"}), 1);
-  EXPECT_EQ(per_node({"a", "a", "b"}), 0) << "nodes of different sizes";
-  EXPECT_EQ(per_node({"a", "a", "a", "b"}), 0);
-  EXPECT_EQ(per_node({"a", "b", "a", "b"}), 0) << "the ranks of a node are not consecutive";
+  EXPECT_EQ(per_node(3, [](int) { return CommOptions(); }), 3);
+  EXPECT_EQ(per_node(4, lab::on_hosts("aabb")), 2);
+  EXPECT_EQ(per_node(3, lab::on_hosts("abc")), 1);
+  EXPECT_EQ(per_node(3, lab::on_hosts("aab")), 0) << "nodes of different sizes";
+  EXPECT_EQ(per_node(4, lab::on_hosts("aaab")), 0);
+  EXPECT_EQ(per_node(4, lab::on_hosts("abab")), 0) << "the ranks of a node are not consecutive";
 }
 
 TEST(World, ReducesValuesAndMeansByTheirCounts) {
@@ -157,10 +154,9 @@ TEST(World, GathersRowsInTheOrderOfRanks) {
 
 /// Without a check the ranks would read past the end of a tensor, or wait for each other.
 TEST(World, RowsOfOtherShapesAreNamedOnEveryRank) {
-  test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, 3, std::move(store)));
+  lab::world(3, [](World& world) {
     const auto error = [&](const Shape& own, const Shape& others, DType dtype = DType::i32) {
-      const bool differs = rank == 1;
+      const bool differs = world.rank() == 1;
       const Tensor rows = Tensor::zeros(differs ? own : others, differs ? dtype : DType::i32);
       const Error e = test::error_of([&] { world.gather(rows); });
       EXPECT_EQ(e.code(), Errc::mismatch) << e.what();

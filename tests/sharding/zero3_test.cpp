@@ -8,6 +8,7 @@
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
 
@@ -341,8 +342,7 @@ TEST_P(OperatorOnParameters, KeepsNoneOfThemAfterForward) {
     for (std::size_t i = 0; i < p->count(); ++i) square += std::pow(double{p->grad.data<float>()[i]}, 2);
   ASSERT_GT(square, 0);
 
-  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     OneOperator model(GetParam().shapes, GetParam().run);
     Tape tape;
     StrategyOptions options;
@@ -362,8 +362,7 @@ INSTANTIATE_TEST_SUITE_P(Zero3, OperatorOnParameters, testing::ValuesIn(operator
                          [](const auto& info) { return info.param.name; });
 
 TEST(Zero3, FrozenModelRunsForwardOnly) {
-  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [](Communicator& comm) {
     ToyModel model(index_value);
     for (Parameter* p : model.parameters()) p->requires_grad = false;
     const auto strategy = make_strategy(StrategyKind::zero3, model, comm);

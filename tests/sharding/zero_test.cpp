@@ -5,7 +5,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 #include "tests/support/toy_model.h"
 
 namespace rz {
@@ -13,8 +13,7 @@ namespace {
 
 TEST(Strategy, OneThatIsDestroyedMidStepEndsTheOtherRanksStep) {
   for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2})
-    test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, 2, std::move(store));
+    lab::group(2, [&](Communicator& comm) {
       test::ToyModel model([](std::size_t, std::size_t) { return 1.0f; });
       const auto start = std::chrono::steady_clock::now();
       try {
@@ -23,7 +22,7 @@ TEST(Strategy, OneThatIsDestroyedMidStepEndsTheOtherRanksStep) {
         strategy->attach(tape);
         const Var loss = model.loss(tape, [](std::size_t, std::size_t) { return 1.0f; });
         strategy->begin_backward();
-        if (rank == 0) return;  // as an exception would
+        if (comm.rank() == 0) return;  // as an exception would
         tape.backward(loss);
         strategy->finish_gradients();
         ADD_FAILURE() << "no error";

@@ -14,8 +14,8 @@
 #include "sharding/huggingface/families.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/io/json.h"
+#include "tests/lab/world.h"
 #include "tests/support/gpt2_tiny.h"
-#include "tests/support/ranks.h"
 #include "tests/support/train_tiny.h"
 
 namespace rz::lm {
@@ -41,8 +41,7 @@ struct Training {
 /// Every rank must report the same.
 Reports train(const Training& run, int ranks, StrategyKind kind, std::int64_t steps) {
   std::vector<Reports> reports(static_cast<std::size_t>(ranks));
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
+  lab::world(ranks, [&](World& world) {
     const auto model = language_model_from_config(run.model);
     model->checkpoint_activations(run.recompute);
     const PretrainedWeights weights(run.weights, *model);
@@ -67,7 +66,8 @@ Reports train(const Training& run, int ranks, StrategyKind kind, std::int64_t st
     Loader loader = token_loader(engine, tokens, run.seq_len,
                                  batch_sampler(engine, tokens.samples(run.seq_len), false, 0));
     for (std::int64_t i = 0; i < steps; ++i)
-      reports[static_cast<std::size_t>(rank)].push_back(update(engine, *model, loader, run.seq_len).value());
+      reports[static_cast<std::size_t>(world.rank())].push_back(
+          update(engine, *model, loader, run.seq_len).value());
     if (!run.save.empty()) save(engine, *model, run.save);
   });
   for (const Reports& r : reports) expect_same_bits(reports[0], r, "ranks");

@@ -23,8 +23,8 @@
 #include "sharding/huggingface/families.h"
 #include "sharding/io/json.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/train_tiny.h"
 #include "tests/support/written_checkpoint.h"
 
@@ -55,8 +55,7 @@ struct Training {
 /// Every rank must report the same.
 Reports train(const Training& run, int ranks, StrategyKind kind) {
   std::vector<Reports> reports(static_cast<std::size_t>(ranks));
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
+  lab::world(ranks, [&](World& world) {
     const auto model = language_model_from_config(run.model);
     std::optional<PretrainedWeights> weights;
     EngineOptions e;
@@ -78,7 +77,8 @@ Reports train(const Training& run, int ranks, StrategyKind kind) {
     Loader loader = token_loader(engine, tokens, run.seq_len,
                                  batch_sampler(engine, tokens.samples(run.seq_len), false, 0));
     while (engine.global_steps() < run.steps)
-      reports[static_cast<std::size_t>(rank)].push_back(update(engine, *model, loader, run.seq_len).value());
+      reports[static_cast<std::size_t>(world.rank())].push_back(
+          update(engine, *model, loader, run.seq_len).value());
     if (run.afterwards) run.afterwards(engine, *model);
   });
   for (const Reports& r : reports) expect_same_bits(reports[0], r, "ranks");
@@ -317,10 +317,9 @@ TEST_F(Lora, ACheckpointWithoutFrozenWeightsNamesThoseThatItWasTrainedWith) {
     const auto m = model();
     allocate_parameters(*m);
     init_parameters(*m, name.size());
-    test::run_ranks(1, [&](int rank, std::shared_ptr<Store> store) {
-      Communicator comm = Communicator::connect(rank, 1, std::move(store));
+    lab::group(1, [&](Communicator& comm) {
       const auto strategy = make_strategy(StrategyKind::ddp, *m, comm);
-      save_weights(folder_ / name.c_str(), *m, *strategy, rank, {});
+      save_weights(folder_ / name.c_str(), *m, *strategy, comm.rank(), {});
     });
   }
   Training training = run({{"target_modules", {"c_attn"}}, {"r", 2}});
@@ -394,11 +393,10 @@ TEST_F(Lora, OptionsAreComparedOverTheRanks) {
   cases[6].of_last.r = 0, cases[6].parts = "target_modules" + of + "c_attn on rank 0 and missing on rank 2";
   for (const bool of_part : {false, true})
     for (const Case& c : cases)
-      run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-        Communicator comm = Communicator::connect(rank, 3, std::move(store));
+      lab::group(3, [&](Communicator& comm) {
         const auto m = model();
         Module& part = of_part ? *m->find_module("transformer") : *m;
-        if (rank < 2)
+        if (comm.rank() < 2)
           add_lora(part, options);
         else if (c.of_last.r > 0)
           add_lora(part, c.of_last);
@@ -409,11 +407,10 @@ TEST_F(Lora, OptionsAreComparedOverTheRanks) {
                                    "; call add_lora() with the same options on every rank"));
       });
   // What a program has changed by hand.
-  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     const auto m = model();
     add_lora(*m, options);
-    lora_layers(*m)[1].second->lora->scale += static_cast<float>(rank);
+    lora_layers(*m)[1].second->lora->scale += static_cast<float>(comm.rank());
     const Error e = error_of([&] { make_strategy(StrategyKind::zero3, *m, comm); });
     EXPECT_NE(
         std::string(e.what()).find("the scale of transformer.h.1.attn.c_attn is 2 on rank 0 and 3 on rank 1"),
@@ -651,8 +648,7 @@ TEST_F(Lora, ModulesToSaveHaveTheirBuffers) {
     allocate_parameters(net);
     init_parameters(net, 1);
   };
-  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, 2, std::move(store));
+  lab::group(2, [&](Communicator& comm) {
     NormedNet net;
     make(net);
     const auto strategy = make_strategy(StrategyKind::ddp, net, comm);
@@ -662,8 +658,8 @@ TEST_F(Lora, ModulesToSaveHaveTheirBuffers) {
           b->value.data<float>()[i] = static_cast<float>(3 * i + name.size());
         else
           b->value.data<std::int64_t>()[i] = 41;
-    save_adapter(adapter, net, *strategy, rank, {});
-    if (rank > 0) return;
+    save_adapter(adapter, net, *strategy, comm.rank(), {});
+    if (comm.rank() > 0) return;
     NormedNet again;
     make(again);
     load_adapter(again, adapter);

@@ -16,7 +16,7 @@
 #include "sharding/huggingface/families.h"
 #include "sharding/io/json.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/world.h"
 #include "tests/support/train_tiny.h"
 
 namespace rz::lm {
@@ -85,8 +85,7 @@ Outcome train(const ModelRun& run) {
   std::ofstream(folder / "config.json") << run.model.dump();
   const int ranks = run.mesh.ranks();
   std::vector<Outcome> all(static_cast<std::size_t>(ranks));
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
+  lab::world(ranks, [&](World& world) {
     const auto model = language_model_from_config(folder / "config.json");
     EngineOptions e;
     e.config = run.config.dump();
@@ -101,7 +100,7 @@ Outcome train(const ModelRun& run) {
     const Tokens tokens = Tokens::from_file(tiny_tokens());
     Loader loader =
         token_loader(engine, tokens, seq_len, batch_sampler(engine, tokens.samples(seq_len), false, 0));
-    Outcome& out = all[static_cast<std::size_t>(rank)];
+    Outcome& out = all[static_cast<std::size_t>(world.rank())];
     for (std::int64_t i = 0; i < run.updates; ++i)
       out.reports.push_back(update(engine, *model, loader, seq_len).value());
     for (const Parameter* p : model->parameters()) {

@@ -13,7 +13,7 @@
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/lm/validation.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/world.h"
 #include "tests/support/reference_gpt2.h"
 #include "tests/support/small_gpt.h"
 
@@ -230,8 +230,7 @@ TEST_F(TrainLmEvaluation, TheLossIsTheMeanOfAllSamplesOnAnyNumberOfRanks) {
     for (const int stage : {0, 3}) {
       std::vector<double> losses(static_cast<std::size_t>(ranks));
       test::ReferenceParameters values;
-      test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-        World world(Communicator::connect(rank, ranks, std::move(store)));
+      lab::world(ranks, [&](World& world) {
         Gpt2 model(shape);
         auto engine = initialize(world, model,
                                  {.config = concat(R"({"train_micro_batch_size_per_gpu": 2, "optimizer":
@@ -241,10 +240,11 @@ TEST_F(TrainLmEvaluation, TheLossIsTheMeanOfAllSamplesOnAnyNumberOfRanks) {
                                   .log = nullptr});
         for (const auto& [name, p] : model.named_parameters()) {
           const Tensor value = engine.strategy().values().whole(*p);
-          if (rank == 0) values[name].assign(value.data<float>(), value.data<float>() + value.count());
+          if (world.rank() == 0)
+            values[name].assign(value.data<float>(), value.data<float>() + value.count());
         }
         lm::Validation validation(engine, {tokens, first, samples}, seq_len);
-        double& loss = losses[static_cast<std::size_t>(rank)];
+        double& loss = losses[static_cast<std::size_t>(world.rank())];
         loss = validation.loss(engine, model).value();
         EXPECT_EQ(validation.loss(engine, model), loss) << "the same again";
       });
