@@ -1,4 +1,5 @@
-// Runs: long
+// Runs: ci long
+// Not under sanitizers: OptimizerTraining[.]FollowsItsReference
 
 /// Every optimizer in every strategy: against references in double, with the same bits for every strategy and
 /// bucket size, with states that can be moved from one strategy to another.
