@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/lm/updates.h"
 #include "tests/support/gpt2_tiny.h"
 
@@ -84,8 +83,9 @@ Model gpt(const Gpt& g) {
         std::min(s.first_bucket_size, s.reduce_bucket_size.value_or(s.first_bucket_size * 4) / 4);
     if (!g.weights.empty()) return;
     o.initial_values = [n = static_cast<int>(g.config.n_layer)](const Parameter& p, Range r, float* out) {
+      const Box box = p.box();
       for (std::size_t i = r.begin; i < r.end; ++i)
-        *out++ = test::gpt2_tiny_weight(p.name, p.shape.dims(), n, p.box().index(i));
+        *out++ = test::gpt2_tiny_weight(p.name, p.shape.dims(), n, p.part ? box.index(i) : i);
     };
   };
   return m;

@@ -2,8 +2,6 @@
 /// What tests train: rows of one table, each with samples that are functions of their numbers.
 
 #include <cstdint>
-#include <memory>
-#include <string>
 
 #include "autograd_lite/models/gpt2.h"
 #include "sharding/engine/engine.h"

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <tuple>
@@ -34,8 +35,8 @@ lm::UpdateReport update(const Run& run, Engine& engine, Module& module, Loader& 
 }  // namespace
 
 bool operator==(const Trace& a, const Trace& b) {
-  return std::ranges::equal(a.updates, b.updates, {}, bits, bits) &&
-         std::ranges::equal(std::as_bytes(std::span(a.values)), std::as_bytes(std::span(b.values)));
+  return std::ranges::equal(a.updates, b.updates, {}, bits, bits) && a.values.size() == b.values.size() &&
+         std::memcmp(a.values.data(), b.values.data(), a.values.size() * sizeof(float)) == 0;
 }
 
 void PrintTo(const Trace& trace, std::ostream* out) {

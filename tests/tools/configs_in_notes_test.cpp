@@ -4,44 +4,46 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/support/train_tiny.h"
+#include "tests/lab/training.h"
 
 namespace rz::lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
+using Updates = std::vector<UpdateReport>;
 
 /// A few updates on two ranks; without a section "optimizer", AdamW from the arguments.
-Reports train_by(const char* config, const TrainingArguments& arguments) {
-  const Folder folder;
-  TinyRun run = smallest_run(StrategyKind::ddp, 2, folder);
-  TinyOptions& o = run.options;
-  o.ds = parse_ds_config(
-      config, "ds.json", arguments,
-      {.ranks = 2, .hidden_size = static_cast<std::int64_t>(run.c.config.n_embd), .adamw_by_default = true});
-  o.strategy = strategy_kind(o.ds);
-  o.strategy_options = strategy_options(o.ds, o.strategy);
-  return train(run, 6);
+Updates train_by(const char* config, const TrainingArguments& arguments) {
+  return lab::train({.model = lab::gpt(),
+                     .ranks = 2,
+                     .updates = 6,
+                     .options =
+                         [&](EngineOptions& o) {
+                           o.ds_config =
+                               parse_ds_config(config, "ds.json", arguments,
+                                               {.ranks = 2, .hidden_size = 16, .adamw_by_default = true});
+                         }})
+      .updates;
 }
 
-void expect_falling_loss(const Reports& reports) {
-  EXPECT_LT(reports.back().loss, reports.front().loss - 0.01);
-  for (const UpdateReport& r : reports) EXPECT_FALSE(r.skipped || !r.diverged.empty()) << "update " << r.step;
+void expect_falling_loss(const Updates& updates) {
+  EXPECT_LT(updates.back().loss, updates.front().loss - 0.01);
+  for (const UpdateReport& r : updates) EXPECT_FALSE(r.skipped || !r.diverged.empty()) << "update " << r.step;
 }
 
 TEST(ConfigsInNotes, OfATrainerTrains) {
   expect_falling_loss(train_by(trainer_config, {.learning_rate = 3e-3}));
-  const Reports half = train_by(trainer_config, {.learning_rate = 3e-3, .precision = DType::f16});
+  const Updates half = train_by(trainer_config, {.learning_rate = 3e-3, .precision = DType::f16});
   EXPECT_EQ(half.front().loss_scale, 65536) << "2 to the power of initial_scale_power";
 }
 
 TEST(ConfigsInNotes, OfAStudentTrains) {
   const TrainingArguments arguments{
       .per_device_train_batch_size = 2, .learning_rate = 3e-3, .warmup_steps = 2};
-  const Reports reports = train_by(student_config, arguments);
-  EXPECT_EQ(reports[0].lr, 0) << "a warm-up";
-  EXPECT_EQ(reports.back().lr, 3e-3);
-  expect_falling_loss(reports);
+  const Updates updates = train_by(student_config, arguments);
+  EXPECT_EQ(updates[0].lr, 0) << "a warm-up";
+  EXPECT_EQ(updates.back().lr, 3e-3);
+  expect_falling_loss(updates);
 }
 
 TEST(ConfigsInNotes, OfATeacherTrainsIfThereIsARate) {

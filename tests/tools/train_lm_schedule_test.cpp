@@ -4,39 +4,45 @@
 
 #include "sharding/lm/engine_of_run.h"
 #include "sharding/optim/optimizers.h"
-#include "tests/support/error_of.h"
-#include "tests/support/train_tiny.h"
+#include "tests/lab/training.h"
 
 namespace rz::lm {
 namespace {
 
-using namespace test;  // NOLINT: the test's own
-
 TEST(TrainLmSchedule, EachUpdateHasTheRateOfItsStep) {
-  const Folder folder;
-  TinyRun run = smallest_run(StrategyKind::zero3, 2, folder);
-  run.options.ds.schedule =
+  const auto train_by = [](const LrSchedule& schedule) {
+    return lab::train({.model = lab::gpt(),
+                       .strategy = StrategyKind::zero3,
+                       .ranks = 2,
+                       .updates = 5,
+                       .options = [&](EngineOptions& o) { o.ds_config->schedule = schedule; }})
+        .updates;
+  };
+  const LrSchedule schedule =
       OneCycle{.min_lr = 1e-3, .max_lr = 3e-3, .first_step_size = 2, .cycle_momentum = false};
-  const Reports reports = train(run, 5);
-  for (const UpdateReport& r : reports)
-    EXPECT_EQ(r.lr, learning_rate(run.options.ds.schedule, static_cast<std::int64_t>(r.step), {}));
-  EXPECT_EQ(reports[2].lr, 3e-3);
-  run.options.ds.schedule = ConstantLr{};
-  EXPECT_NE(train(run, 5).back().loss, reports.back().loss) << "the optimizer uses the rate";
+  const auto updates = train_by(schedule);
+  for (const UpdateReport& r : updates)
+    EXPECT_EQ(r.lr, learning_rate(schedule, static_cast<std::int64_t>(r.step), {}));
+  EXPECT_EQ(updates[2].lr, 3e-3);
+  EXPECT_NE(train_by(ConstantLr{}).back().loss, updates.back().loss) << "the optimizer uses the rate";
 }
 
 /// The first update makes weights so large that no gradient is finite from then on.
 TEST(TrainLmSchedule, SkippedUpdatesDoNotAdvanceIt) {
-  const Folder folder;
-  TinyRun run = smallest_run(StrategyKind::zero2, 2, folder);
-  Precision& precision = run.options.strategy_options.precision;
-  precision.parameters = precision.gradients = DType::f16;
-  run.options.ds.precision.loss_scale.fixed = 1e30;  // gradients overflow, the loss does not
-  run.options.ds.precision.skip_overflow = true;
-  run.options.ds.schedule = LrRangeTest{.min_lr = 0.25, .step_size = 1};
-  for (const UpdateReport& report : train(run, 4)) {
-    EXPECT_TRUE(report.skipped);
-    EXPECT_EQ(report.lr, 0.25);
+  const lab::Run run{.model = lab::gpt(),
+                     .strategy = StrategyKind::zero2,
+                     .ranks = 2,
+                     .updates = 4,
+                     .options = [](EngineOptions& o) {
+                       o.ds_config->strategy.precision = {DType::f16, DType::f16};
+                       // Gradients overflow, the loss does not.
+                       o.ds_config->precision.loss_scale.fixed = 1e30;
+                       o.ds_config->precision.skip_overflow = true;
+                       o.ds_config->schedule = LrRangeTest{.min_lr = 0.25, .step_size = 1};
+                     }};
+  for (const UpdateReport& update : lab::train(run).updates) {
+    EXPECT_TRUE(update.skipped);
+    EXPECT_EQ(update.lr, 0.25);
   }
 }
 
