@@ -21,25 +21,11 @@
 #include "comm/schedule/algorithms/node_map.h"
 #include "comm/schedule/executor.h"
 #include "tests/lab/group.h"
+#include "tests/support/elements.h"
 #include "tests/support/sim_transport.h"
 
 namespace rz {
 namespace {
-
-template <class T>
-double widened(T x) {
-  if constexpr (std::is_arithmetic_v<T>)
-    return static_cast<double>(x);
-  else
-    return to_f32(x);
-}
-template <class T>
-T rounded(double x) {
-  if constexpr (std::is_arithmetic_v<T>)
-    return static_cast<T>(x);
-  else
-    return from_f32<T>(static_cast<float>(x));
-}
 
 /// The largest number of a type, its smallest one, its smallest normal one, and the distance from 1 to the
 /// next one.
@@ -76,13 +62,13 @@ T contribution(Range range, int rank, std::size_t i) {
   constexpr Limits l = limits<T>();
   switch (range) {
     case Range::largest:
-      return rounded<T>(i % 2 ? -l.max : l.max);
+      return test::rounded<T>(i % 2 ? -l.max : l.max);
     case Range::large:
-      return rounded<T>(sign * (l.max / 2 + l.max / 2 * part));
+      return test::rounded<T>(sign * (l.max / 2 + l.max / 2 * part));
     case Range::ordinary:
-      return rounded<T>(sign * std::ldexp(part, static_cast<int>(x >> 44 & 7) - 4));
+      return test::rounded<T>(sign * std::ldexp(part, static_cast<int>(x >> 44 & 7) - 4));
     default:
-      return rounded<T>(sign * l.normal * part);
+      return test::rounded<T>(sign * l.normal * part);
   }
 }
 
@@ -90,7 +76,8 @@ T contribution(Range range, int rank, std::size_t i) {
 template <class T>
 long double mean(Range range, int ranks, std::size_t i) {
   long double sum = 0;
-  for (int r = 0; r < ranks; ++r) sum += static_cast<long double>(widened(contribution<T>(range, r, i)));
+  for (int r = 0; r < ranks; ++r)
+    sum += static_cast<long double>(test::widened(contribution<T>(range, r, i)));
   return sum / ranks;
 }
 
@@ -101,7 +88,7 @@ long double tolerance(Range range, int ranks, std::size_t i) {
   constexpr Limits l = limits<T>();
   long double magnitudes = 0;
   for (int r = 0; r < ranks; ++r)
-    magnitudes += std::abs(static_cast<long double>(widened(contribution<T>(range, r, i))));
+    magnitudes += std::abs(static_cast<long double>(test::widened(contribution<T>(range, r, i))));
   return (magnitudes / ranks * l.epsilon + 2 * l.least) * (ranks + 1);
 }
 
@@ -110,7 +97,7 @@ void expect_near(const std::vector<T>& got, Range range, int ranks, std::size_t 
                  const std::string& what) {
   for (std::size_t i = 0; i < got.size(); ++i) {
     const auto want = mean<T>(range, ranks, first + i);
-    const auto have = static_cast<long double>(widened(got[i]));
+    const auto have = static_cast<long double>(test::widened(got[i]));
     ASSERT_TRUE(std::isfinite(have)) << what << ": element " << i << " of " << name(range) << ' '
                                      << rz::name(dtype_of<T>) << " is " << have << ", not " << want;
     ASSERT_LE(std::abs(have - want), tolerance<T>(range, ranks, first + i))
@@ -214,8 +201,8 @@ std::vector<T> divided_at_the_end(Range range, int ranks, std::size_t n) {
   std::vector<T> all;
   for (std::size_t i = 0; i < n; ++i) {
     Wide sum = 0;
-    for (int r = 0; r < ranks; ++r) sum += static_cast<Wide>(widened(contribution<T>(range, r, i)));
-    all.push_back(rounded<T>(sum / static_cast<Wide>(ranks)));
+    for (int r = 0; r < ranks; ++r) sum += static_cast<Wide>(test::widened(contribution<T>(range, r, i)));
+    all.push_back(test::rounded<T>(sum / static_cast<Wide>(ranks)));
   }
   return all;
 }
@@ -235,7 +222,8 @@ TEST_P(EveryAverage, HasTheBitsOfTheSumDividedAtTheEnd) {
       for (std::size_t i = 0; i < n; ++i)
         ASSERT_EQ(std::memcmp(&got[i], &want[i], sizeof(T)), 0)
             << a.name << " on " << testing::PrintToString(nodes) << ": element " << i << " of " << name(range)
-            << ' ' << rz::name(dtype_of<T>) << " is " << widened(got[i]) << ", not " << widened(want[i]);
+            << ' ' << rz::name(dtype_of<T>) << " is " << test::widened(got[i]) << ", not "
+            << test::widened(want[i]);
     };
     expect_bits(float{}, Range::ordinary), expect_bits(double{}, Range::ordinary);
     if (a.is(schedule::rounds_partials)) continue;
@@ -266,7 +254,7 @@ void check_all(Communicator& comm, std::size_t n, const std::string& what) {
 }
 
 void check_group(const std::string& nodes, const CommOptions& options, const std::string& what) {
-  lab::group(static_cast<int>(nodes.size()), lab::on_hosts(nodes, options), [&](Communicator& comm) {
+  lab::group(nodes, options, [&](Communicator& comm) {
     for (const std::size_t n : {1u, 5u, 1031u}) check_all(comm, n, what);
     auto split = comm.split(comm.rank() % 2, comm.rank());
     check_all(*split, 7, what + ", split");

@@ -15,6 +15,7 @@
 #include "comm/core/math.h"
 #include "comm/schedule/algorithms/algorithm.h"
 #include "tests/lab/group.h"
+#include "tests/support/elements.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -31,14 +32,6 @@ CommOptions quick(const std::string& transport = "auto") {
   options.timeout = std::chrono::seconds(30);
   options.transport = transport;
   return options;
-}
-
-template <class T>
-T exact(double x) {
-  if constexpr (std::is_arithmetic_v<T>)
-    return static_cast<T>(x);
-  else
-    return from_f32<T>(static_cast<float>(x));
 }
 
 // Small whole numbers: every reduction of them for up to nine ranks is exact in every type, 8-bit floats
@@ -67,11 +60,11 @@ T expected(ReduceOp::Kind kind, int size, std::size_t i) {
     else
       x += y;
   }
-  if (kind != ReduceOp::avg) return exact<T>(x);
+  if (kind != ReduceOp::avg) return test::rounded<T>(x);
   if constexpr (std::is_arithmetic_v<T>)
-    return static_cast<T>(exact<T>(x) / static_cast<T>(size));
+    return static_cast<T>(test::rounded<T>(x) / static_cast<T>(size));
   else
-    return exact<T>(static_cast<float>(x) / static_cast<float>(size));
+    return test::rounded<T>(static_cast<float>(x) / static_cast<float>(size));
 }
 
 // Memory of a communicator or of the process, with a few guard elements behind its end.
@@ -124,7 +117,7 @@ void check_reduction(Communicator& comm, const Way& way, ReduceOp::Kind kind, st
   const ReduceOp op(kind, kind == ReduceOp::premul_sum ? factor(comm.rank()) : 1);
   Block<T> in(comm, shared, scatters ? n * size : n), out(comm, shared, n);
   for (std::size_t i = 0; i < in.buffer().count; ++i)
-    in[i] = exact<T>(input(kind, dtype_of<T>, comm.rank(), i));
+    in[i] = test::rounded<T>(input(kind, dtype_of<T>, comm.rank(), i));
   const Buffer to = !way.in_place ? out.buffer() : scatters ? in.part(rank, n) : in.buffer();
   if (way.kind == Collective::all_reduce) comm.all_reduce(in.buffer(), to, op).wait();
   if (scatters) comm.reduce_scatter(in.buffer(), to, op).wait();
@@ -141,7 +134,7 @@ void check_reduction(Communicator& comm, const Way& way, ReduceOp::Kind kind, st
   }
   if (receives && way.in_place) return;
   for (std::size_t i = 0; i < in.buffer().count; ++i)
-    ASSERT_TRUE(in[i] == exact<T>(input(kind, dtype_of<T>, comm.rank(), i)))
+    ASSERT_TRUE(in[i] == test::rounded<T>(input(kind, dtype_of<T>, comm.rank(), i)))
         << "input " << i << " was changed";
 }
 
@@ -183,8 +176,7 @@ TEST_P(Sizes, EveryReductionOfEveryType) {
 
 TEST(Collectives, ReductionsOverTcpAndOverBoth) {
   for (const std::string nodes : {"aaa", "aabb"}) {
-    const int size = static_cast<int>(nodes.size());
-    lab::group(size, lab::on_hosts(nodes, quick(nodes == "aaa" ? "tcp" : "auto")), [&](Communicator& comm) {
+    lab::group(nodes, quick(nodes == "aaa" ? "tcp" : "auto"), [&](Communicator& comm) {
       EXPECT_EQ(comm.describe(), nodes == "aaa" ? "native over tcp" : "native over shm+tcp");
       check_all_types(comm, {17}, false);
       check_reductions<float>(comm, {0}, false);
@@ -348,20 +340,11 @@ TEST_P(Sizes, EveryMovementOfEveryType) {
 
 TEST(Collectives, MovementsOverTcpAndOverBoth) {
   for (const std::string nodes : {"aaa", "aabb"}) {
-    const int size = static_cast<int>(nodes.size());
-    lab::group(size, lab::on_hosts(nodes, quick(nodes == "aaa" ? "tcp" : "auto")), [&](Communicator& comm) {
+    lab::group(nodes, quick(nodes == "aaa" ? "tcp" : "auto"), [&](Communicator& comm) {
       check_moving_all_types(comm, {17}, false);
       check_movements<f16>(comm, {0, 1, 3, 1000, 100003}, true);
     });
   }
-}
-
-/// One character per rank: ranks with the same character are on one node.
-void on_nodes(const std::string& nodes, const CommOptions& options,
-              const std::function<void(Communicator&)>& run) {
-  SCOPED_TRACE(nodes);
-  const int size = static_cast<int>(nodes.size());
-  lab::group(size, lab::on_hosts(nodes, options), run);
 }
 
 /// Calls whose shards have `bytes` use a hierarchy, if there is one for that collective.
@@ -378,19 +361,19 @@ void expect_hierarchies(Communicator& comm, std::size_t bytes) {
 
 TEST(Collectives, NodesOfSeveralRanks) {
   for (const std::string nodes : {"aabb", "aaab", "abbcccc", "aabbcc", "abab", "abca"})
-    on_nodes(nodes, quick(), [](Communicator& comm) {
+    lab::group(nodes, quick(), [](Communicator& comm) {
       if (comm.size() == 4) check_all_types(comm, {17}, false);
       check_reductions<float>(comm, {0, 3, 20011}, false);
       check_reductions<bf16>(comm, {20011}, true);
       check_movements<double>(comm, {0, 3, 20011}, true);
     });
-  on_nodes("aabbb", quick(), [](Communicator& comm) {
+  lab::group("aabbb", quick(), [](Communicator& comm) {
     expect_hierarchies(comm, 300007 * sizeof(float));
     expect_hierarchies(comm, 150001 * sizeof(double));
     check_reductions<float>(comm, {300007}, false);
     check_movements<double>(comm, {150001}, false);
   });
-  on_nodes("aabbc", quick(), [](Communicator& comm) {  // two paths lead to a result
+  lab::group("aabbc", quick(), [](Communicator& comm) {  // two paths lead to a result
     expect_hierarchies(comm, 300007 * sizeof(float));
     check_reductions<float>(comm, {300007}, false);
   });
@@ -400,14 +383,14 @@ TEST(Collectives, NodesOfSeveralRanksInAnyOrder) {
   auto options = quick();
   options.deterministic = false;
   for (const std::string nodes : {"aabbcc", "aaab", "abbabc"})
-    on_nodes(nodes, options, [](Communicator& comm) {
+    lab::group(nodes, options, [](Communicator& comm) {
       check_reductions<float>(comm, {0, 1, 3, 1000, 100003}, false);
       check_reductions<bf16>(comm, {20011}, true);
     });
 }
 
 TEST(Collectives, ASplitGroupHasItsOwnNodeMap) {
-  on_nodes("aabbcc", quick(), [](Communicator& comm) {
+  lab::group("aabbcc", quick(), [](Communicator& comm) {
     for (const int nodes_apart : {2, 3}) {  // of two nodes with consecutive ranks, and of one rank per node
       const int color = nodes_apart == 2 ? comm.rank() / 4 : comm.rank() % 2;
       auto part = comm.split(color, comm.rank());
@@ -487,10 +470,9 @@ std::vector<float> left_fold(int size, std::size_t n) {
 
 TEST(Collectives, DeterministicSumsAreALeftFoldForAnyChunking) {
   for (const std::string nodes : {"aaaaa", "ababa", "aabbb", "abbcc"}) {
-    const int size = static_cast<int>(nodes.size());
     constexpr std::size_t n = 5 * 12007;
-    const std::vector<float> want = left_fold(size, n);
-    lab::group(size, lab::on_hosts(nodes, quick()), [&](Communicator& comm) {
+    const std::vector<float> want = left_fold(static_cast<int>(nodes.size()), n);
+    lab::group(nodes, quick(), [&](Communicator& comm) {
       const std::vector<float> mine = noise(comm.rank(), n);
       std::vector<float> whole = mine;
       comm.all_reduce({whole.data(), n}).wait();
@@ -520,7 +502,7 @@ TEST(Collectives, RankOrderedHierarchyHasTheBitsOfFlatAlgorithms) {
     auto options = quick();
     options.algorithm = algorithm;
     for (const std::string nodes : {"aabb", "abbb", "aabbbcc"})
-      on_nodes(nodes, options, [](Communicator& comm) {
+      lab::group(nodes, options, [](Communicator& comm) {
         for (const std::size_t n : {5u, 1009u, 30011u}) {
           std::vector<float> want = left_fold(comm.size(), n), sum = noise(comm.rank(), n);
           comm.all_reduce({sum.data(), n}).wait();
@@ -548,7 +530,7 @@ TEST(Collectives, SmallFloatsAreRoundedOnceForAnyPlacement) {
   }();
   for (std::size_t i = 0; i < n; ++i) want[i] = from_f32<bf16>(sum[i]);
   for (const std::string nodes : {"aaaa", "aabb", "abbb", "abcd"})
-    on_nodes(nodes, quick(), [&](Communicator& comm) {
+    lab::group(nodes, quick(), [&](Communicator& comm) {
       std::vector<bf16> x(n);
       const std::vector<float> mine = noise(comm.rank(), n);
       for (std::size_t i = 0; i < n; ++i) x[i] = from_f32<bf16>(mine[i]);

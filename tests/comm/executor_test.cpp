@@ -19,6 +19,7 @@
 #include "comm/schedule/algorithms/algorithm.h"
 #include "comm/schedule/chunk_layout.h"
 #include "tests/proof/verify.h"
+#include "tests/support/elements.h"
 #include "tests/support/error_of.h"
 #include "tests/support/sim_transport.h"
 
@@ -74,14 +75,6 @@ TEST(ProgressEngine, ASlowCallEndsAtItsDeadline) {
   EXPECT_EQ(e.code(), Errc::timeout) << e.what();
 }
 
-template <class T>
-T element(double x) {
-  if constexpr (std::is_arithmetic_v<T>)
-    return static_cast<T>(x);
-  else
-    return from_f32<T>(static_cast<float>(x));
-}
-
 /// Pieces of at most 13 bytes, mostly not a whole number of elements.
 constexpr test::SimJitter in_pieces{.max_piece_bytes = 13, .max_unread_bytes = 1 << 20};
 
@@ -104,7 +97,7 @@ std::vector<std::vector<T>> run(schedule::ScheduleFunction schedule, ReduceOp op
     Rank& me = ranks[static_cast<std::size_t>(r)];
     const bool same = in_place[static_cast<std::size_t>(r)];
     for (std::size_t i = 0; i < count; ++i)
-      me.in.push_back(element<T>(static_cast<double>(1 + (i + static_cast<std::size_t>(r)) % 7)));
+      me.in.push_back(test::rounded<T>(static_cast<double>(1 + (i + static_cast<std::size_t>(r)) % 7)));
     me.out = same ? me.in : std::vector<T>(count);
     me.call.kind = Collective::all_reduce;
     me.call.in = Buffer(same ? me.out.data() : me.in.data(), count);
@@ -126,7 +119,7 @@ template <class T>
 std::vector<T> sums_of_two(std::size_t count, double divisor = 1) {
   std::vector<T> all;
   for (std::size_t i = 0; i < count; ++i)
-    all.push_back(element<T>(static_cast<double>(2 + i % 7 + (i + 1) % 7) / divisor));
+    all.push_back(test::rounded<T>(static_cast<double>(2 + i % 7 + (i + 1) % 7) / divisor));
   return all;
 }
 

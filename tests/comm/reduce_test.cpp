@@ -16,6 +16,7 @@
 
 #include "comm/core/error.h"
 #include "comm/core/math.h"
+#include "tests/support/elements.h"
 
 namespace rz {
 namespace {
@@ -23,13 +24,6 @@ namespace {
 constexpr ReduceOp::Kind ops[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::prod,
                                   ReduceOp::min, ReduceOp::max, ReduceOp::premul_sum};
 
-template <class T>
-double number(T x) {
-  if constexpr (std::is_arithmetic_v<T>)
-    return static_cast<double>(x);
-  else
-    return to_f32(x);
-}
 template <class T>
 T element(double x) {
   if constexpr (std::is_arithmetic_v<T>)
@@ -54,8 +48,8 @@ double fold(ReduceOp::Kind op, double a, double b) {
 /// In double, which is exact for the small whole numbers of these tests, except for one rounding at the end.
 template <class T>
 T expected(ReduceOp::Kind op, const std::vector<std::vector<T>>& sources, std::size_t i, int divide) {
-  double sum = number(sources[0][i]);
-  for (std::size_t s = 1; s < sources.size(); ++s) sum = fold(op, sum, number(sources[s][i]));
+  double sum = test::widened(sources[0][i]);
+  for (std::size_t s = 1; s < sources.size(); ++s) sum = fold(op, sum, test::widened(sources[s][i]));
   if (op != ReduceOp::avg) return element<T>(sum);
   return element<T>(std::is_integral_v<T> ? std::trunc(sum / divide) : sum / divide);
 }
@@ -123,7 +117,8 @@ TYPED_TEST(Reduce, TouchesNothingBeyondItsElements) {
     for (std::size_t count : {1, 5, 17, 33}) {
       std::vector<TypeParam> out(40, element<TypeParam>(7)), want = out;
       for (std::size_t i = 0; i < count; ++i)
-        want[offset + i] = element<TypeParam>(number(in[0][offset + i]) + number(in[1][offset + i]));
+        want[offset + i] =
+            element<TypeParam>(test::widened(in[0][offset + i]) + test::widened(in[1][offset + i]));
       const void* sources[] = {in[0].data() + offset, in[1].data() + offset};
       reduce(out.data() + offset, sources, count, dtype_of<TypeParam>, ReduceOp::sum);
       ASSERT_EQ(out, want);
@@ -135,7 +130,7 @@ TYPED_TEST(Reduce, ScaleMultiplies) {
   const double factor = 2.5;
   std::vector<TypeParam> out(100), want;
   for (TypeParam x : in) {
-    const double product = number(x) * factor;
+    const double product = test::widened(x) * factor;
     want.push_back(element<TypeParam>(std::is_integral_v<TypeParam> ? std::nearbyint(product) : product));
   }
   scale(out.data(), in.data(), in.size(), dtype_of<TypeParam>, factor);
@@ -160,7 +155,7 @@ TYPED_TEST(ReduceFloats, ANanWinsWhereverItStands) {
         reduce(out.data(), pointers(in), out.size(), dtype_of<TypeParam>, op);
         for (std::size_t i = 0; i < out.size(); ++i) {
           if (i == 20 || i == 66)
-            ASSERT_TRUE(std::isnan(number(out[i]))) << i;
+            ASSERT_TRUE(std::isnan(test::widened(out[i]))) << i;
           else
             ASSERT_EQ(out[i], expected(op, in, i, 1)) << i;
         }
@@ -216,8 +211,8 @@ std::vector<T> special_numbers() {
 /// By value; -0 before +0; a NaN before and after all else.
 template <class T>
 std::uint64_t extreme(ReduceOp::Kind op, T a, T b) {
-  if (std::isnan(number(a)) || std::isnan(number(b))) return canonical_nan<T>;
-  const auto rank = [](T x) { return std::pair(number(x), !std::signbit(number(x))); };
+  if (std::isnan(test::widened(a)) || std::isnan(test::widened(b))) return canonical_nan<T>;
+  const auto rank = [](T x) { return std::pair(test::widened(x), !std::signbit(test::widened(x))); };
   return bits_in((op == ReduceOp::min) == (rank(a) < rank(b)) ? a : b);
 }
 
@@ -255,7 +250,7 @@ TYPED_TEST(ReduceFloats, MinAndMaxHaveTheSameBitsInEveryOrder) {
       for (std::size_t i = 0; i < a.size(); ++i) {
         const std::uint64_t want = extreme(op, a[i], b[i]);
         const std::string what =
-            concat(path, ' ', name(ReduceOp(op)), " of ", number(a[i]), " and ", number(b[i]));
+            concat(path, ' ', name(ReduceOp(op)), " of ", test::widened(a[i]), " and ", test::widened(b[i]));
         ASSERT_EQ(bits_in(ab[i]), want) << what;
         ASSERT_EQ(bits_in(too[i]), want) << what;
         ASSERT_EQ(bits_in(ba[i]), want) << what;
@@ -270,7 +265,7 @@ TYPED_TEST(ReduceFloats, MinAndMaxHaveTheSameBitsInEveryOrder) {
 template <class Wide, class T>
 Wide tree(ReduceOp::Kind op, const std::vector<std::vector<T>>& sources, std::size_t first, std::size_t last,
           std::size_t i) {
-  if (last - first == 1) return static_cast<Wide>(number(sources[first][i]));
+  if (last - first == 1) return static_cast<Wide>(test::widened(sources[first][i]));
   const std::size_t middle = first + std::bit_floor(last - first - 1);
   const Wide a = tree<Wide>(op, sources, first, middle, i), b = tree<Wide>(op, sources, middle, last, i);
   return op == ReduceOp::prod ? a * b : a + b;

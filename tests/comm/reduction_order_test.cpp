@@ -17,6 +17,7 @@
 #include "comm/reduce/reduce.h"
 #include "comm/schedule/algorithms/algorithm.h"
 #include "tests/lab/group.h"
+#include "tests/support/elements.h"
 
 namespace rz {
 namespace {
@@ -33,13 +34,6 @@ template <class T>
 using Wide = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
 
 template <class T>
-T rounded(double x) {
-  if constexpr (std::is_arithmetic_v<T>)
-    return static_cast<T>(x);
-  else
-    return from_f32<T>(static_cast<float>(x));
-}
-template <class T>
 Wide<T> widened(T x) {
   if constexpr (std::is_arithmetic_v<T>)
     return x;
@@ -53,7 +47,7 @@ T contribution(int rank, std::size_t i) {
   std::uint64_t x = (i * 64 + static_cast<std::uint64_t>(rank) + 1) * 0x9e3779b97f4a7c15u;
   x ^= x >> 29, x *= 0xbf58476d1ce4e5b9u, x ^= x >> 32;
   const double mantissa = static_cast<double>(x % 100003) / 100003 - 0.5;
-  return rounded<T>(std::ldexp(mantissa, static_cast<int>(x >> 40 & 7)));
+  return test::rounded<T>(std::ldexp(mantissa, static_cast<int>(x >> 40 & 7)));
 }
 
 /// The definition, by recursion: the left half is the largest power of two of the ranks.
@@ -70,7 +64,7 @@ std::vector<T> expected(int size, std::size_t n, bool mean = false) {
   std::vector<T> all(n);
   for (std::size_t i = 0; i < n; ++i) {
     const Wide<T> sum = tree<T>(0, size, i);
-    all[i] = rounded<T>(mean ? sum / static_cast<Wide<T>>(size) : sum);
+    all[i] = test::rounded<T>(mean ? sum / static_cast<Wide<T>>(size) : sum);
   }
   return all;
 }
@@ -135,14 +129,6 @@ void check_types(Communicator& comm, std::size_t n, bool shared = false) {
   check<bf16>(comm, n, shared);
 }
 
-/// One character per rank: ranks with the same character are on one node.
-void on_nodes(const std::string& nodes, const CommOptions& options,
-              const std::function<void(Communicator&)>& run) {
-  SCOPED_TRACE(nodes);
-  const int size = static_cast<int>(nodes.size());
-  lab::group(size, lab::on_hosts(nodes, options), run);
-}
-
 // 8 B, 4 KiB, 1 MiB, and odd counts.
 constexpr std::size_t counts[] = {1, 2, 3, 13, 14, 29, 1024, 1025, 5003, 20011};
 constexpr std::size_t large_counts[] = {262'144, 262'147};
@@ -151,7 +137,7 @@ class PairwiseOrder : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, PairwiseOrder, testing::Range(1, 10));
 
 TEST_P(PairwiseOrder, OnOneNode) {
-  on_nodes(std::string(static_cast<std::size_t>(GetParam()), 'a'), pairwise(), [](Communicator& comm) {
+  lab::group(std::string(static_cast<std::size_t>(GetParam()), 'a'), pairwise(), [](Communicator& comm) {
     for (const bool shared : {false, true}) {
       for (const std::size_t n : counts) check_types(comm, n, shared);
       for (const std::size_t n : large_counts) check<float>(comm, n, shared);
@@ -161,7 +147,7 @@ TEST_P(PairwiseOrder, OnOneNode) {
 }
 
 TEST_P(PairwiseOrder, OverTcp) {
-  on_nodes(std::string(static_cast<std::size_t>(GetParam()), 'a'), pairwise("tcp"), [](Communicator& comm) {
+  lab::group(std::string(static_cast<std::size_t>(GetParam()), 'a'), pairwise("tcp"), [](Communicator& comm) {
     for (const std::size_t n : {2, 13, 1025, 20011}) check_types(comm, n);
     check<float>(comm, 262'147);
   });
@@ -170,7 +156,7 @@ TEST_P(PairwiseOrder, OverTcp) {
 TEST(PairwiseOrders, OnSimulatedNodes) {
   for (const std::string nodes :
        {"aabb", "abab", "abbb", "abcd", "aabbb", "aabbcc", "aaabbbcc", "aabbccdd", "aaaabbbbc"})
-    on_nodes(nodes, pairwise(), [](Communicator& comm) {
+    lab::group(nodes, pairwise(), [](Communicator& comm) {
       for (const std::size_t n : {2, 1025, 20011}) check_types(comm, n);
       check<float>(comm, 524'309);
     });
@@ -183,7 +169,7 @@ TEST(PairwiseOrders, EveryAlgorithmOfTheOrder) {
     for (const std::string nodes : {"aaaaa", "abcdef", "aabbccdd"}) {
       CommOptions options = pairwise();
       options.algorithm = concat(name(a.collective), "=schedule:", a.name);
-      on_nodes(nodes, options, [](Communicator& comm) {
+      lab::group(nodes, options, [](Communicator& comm) {
         for (const std::size_t n : {1, 1025, 20011}) check<float>(comm, n);
       });
     }
@@ -194,7 +180,7 @@ TEST(PairwiseOrders, EveryAlgorithmWithinANode) {
   for (const std::string algorithm : {"one_shot", "two_shot", "zero_copy"}) {
     CommOptions options = pairwise();
     options.algorithm = algorithm;
-    on_nodes("aaaaa", options, [](Communicator& comm) {
+    lab::group("aaaaa", options, [](Communicator& comm) {
       for (const bool shared : {false, true})
         for (const std::size_t n : {2, 1025, 70'003}) check_types(comm, n, shared);
     });
@@ -215,7 +201,7 @@ TEST(PairwiseOrders, AnotherAlgorithmIsRefused) {
 
 // The second call of a shape takes the fast path, and small calls of a group run as one.
 TEST(PairwiseOrders, RepeatedAndCoalescedCalls) {
-  on_nodes("aaaaaa", pairwise(), [](Communicator& comm) {
+  lab::group("aaaaaa", pairwise(), [](Communicator& comm) {
     for (const std::size_t n : {2u, 33u}) {
       const std::vector<float> mine = contributions<float>(comm.rank(), n), want = expected<float>(6, n);
       for (int times = 0; times < 5; ++times) {
@@ -233,7 +219,7 @@ TEST(PairwiseOrders, RepeatedAndCoalescedCalls) {
 }
 
 TEST(PairwiseOrders, ASplitGroupHasTheOrder) {
-  on_nodes("aaabbbcc", pairwise(), [](Communicator& comm) {
+  lab::group("aaabbbcc", pairwise(), [](Communicator& comm) {
     auto part = comm.split(comm.rank() / 5, comm.rank());  // of 5 and 3 ranks
     const int first = comm.rank() / 5 * 5;
     const std::size_t n = 1025;
@@ -250,7 +236,7 @@ TEST(PairwiseOrders, TheSumOfPairwiseSumsHasTheSameBitsForEveryPowerOfTwo) {
   constexpr std::size_t n = 20011;
   const std::vector<float> want = expected<float>(leaves, n);
   for (const std::string nodes : {"a", "aa", "ab", "aaaa", "aabb", "abcd", "aaaaaaaa", "aaaabbbb"})
-    on_nodes(nodes, pairwise(), [&](Communicator& comm) {
+    lab::group(nodes, pairwise(), [&](Communicator& comm) {
       const int own = leaves / comm.size(), first = comm.rank() * own;
       std::vector<float> x(n);
       for (std::size_t i = 0; i < n; ++i) x[i] = tree<float>(first, first + own, i);

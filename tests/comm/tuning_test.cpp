@@ -378,7 +378,7 @@ TEST(Explain, ShowsTheBuiltInTable) {
 TEST(Explain, IsTheSameOnEveryRankAndHost) {
   for (const std::string nodes : {"aaa", "aab", "abc"}) {
     std::vector<std::vector<std::string>> choices(3);
-    lab::group(3, lab::on_hosts(nodes, quick()), [&](Communicator& comm) {
+    lab::group(nodes, quick(), [&](Communicator& comm) {
       for (int c = 0; c < collective_count; ++c)
         for (const std::size_t bytes : {0, 8, 5000, 1 << 22})
           for (const bool allocated : {false, true}) {

@@ -21,9 +21,10 @@
 #include "autograd_lite/nn/layers.h"
 #include "comm/device/allocate.h"
 #include "comm/device/cuda_runtime.h"
+#include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz::test {
 namespace {
@@ -86,20 +87,9 @@ Trained train(World& world, int stage, Way way, const std::string& keys = "", bo
 
 class EngineOnDevices : public OnDevice {};
 
-void in_world(const std::function<void(World&)>& body) {
-  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    CommOptions o;
-    o.backend = "peer_cuda";
-    o.device = {Device::cuda, rank % cuda::device_count()};
-    o.timeout = std::chrono::seconds(60);
-    World world(Communicator::connect(rank, 2, std::move(store), o));
-    body(world);
-  });
-}
-
 TEST_F(EngineOnDevices, HasTheSameBitsPassByPassAndAsAGraph) {
   for (const int stage : checks_addresses ? std::vector{3} : std::vector{0, 2, 3})
-    in_world([&](World& world) {
+    lab::world(2, on_a_card, [&](World& world) {
       const Trained expected = train(world, stage, Way::by_update);
       EXPECT_EQ(expected.graphs, 0);
       for (const Way way : {Way::by_pass, Way::as_graph}) {
@@ -116,7 +106,7 @@ TEST_F(EngineOnDevices, HasTheSameBitsPassByPassAndAsAGraph) {
 TEST_F(EngineOnDevices, AnyScalarLossHasTheSameBitsPassByPassAndAsAGraph) {
   for (const char* precision :
        {"", R"(, "fp16": {"enabled": true, "initial_scale_power": 4, "loss_scale_window": 1})"})
-    in_world([&](World& world) {
+    lab::world(2, on_a_card, [&](World& world) {
       const Trained expected = train(world, 3, Way::by_update, precision, true);
       EXPECT_LT(expected.losses.back(), expected.losses.front());
       EXPECT_EQ(expected.scales.back(), *precision ? 16 << (updates - 2) : 1);
@@ -138,7 +128,7 @@ struct Averaging : Net {
 TEST_F(EngineOnDevices, BuffersAreSavedAndLoaded) {
   const std::string path =
       std::filesystem::temp_directory_path() / concat("rz-buffers-", ::getpid(), ".safetensors");
-  in_world([&](World& world) {
+  lab::world(2, on_a_card, [&](World& world) {
     const std::string config = R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "SGD"},
                                    "zero_optimization": {"stage": 3}})";
     Averaging saved, loaded;
@@ -181,7 +171,7 @@ std::vector<double> train_and_save(World& world, const std::string& keys, int un
 TEST_F(EngineOnDevices, CheckpointsOfUpdatesInAGraphAreResumed) {
   const std::string dir = std::filesystem::temp_directory_path() / concat("rz-graphs-", ::getpid());
   int graphs = 0;
-  in_world([&](World& world) {
+  lab::world(2, on_a_card, [&](World& world) {
     const std::string steps =
         concat(R"("output_dir": ")", dir,
                R"(", "save_steps": 1, "async_save": true, "load_best_model_at_end": true)");
@@ -196,7 +186,7 @@ TEST_F(EngineOnDevices, CheckpointsOfUpdatesInAGraphAreResumed) {
 }
 
 TEST_F(EngineOnDevices, AGraphIsNotRunForBatchesOfOtherShapes) {
-  in_world([](World& world) {
+  lab::world(2, on_a_card, [](World& world) {
     Net net;
     auto engine = initialize(
         world, net,
@@ -224,7 +214,7 @@ TEST_F(EngineOnDevices, AGraphIsNotRunForBatchesOfOtherShapes) {
 
 /// A graph of passes before start_powerSGD_iter would send whole gradients for ever.
 TEST_F(EngineOnDevices, PowerSgdIsInNoGraph) {
-  in_world([](World& world) {
+  lab::world(2, on_a_card, [](World& world) {
     const std::string keys =
         R"(, "ringzero": {"comm_hook": "power_sgd", "comm_state_option": {"start_powerSGD_iter": 4}})";
     const Trained expected = train(world, 0, Way::by_update, keys),
@@ -250,7 +240,7 @@ TEST_F(EngineOnDevices, PowerSgdIsInNoGraph) {
 /// Update 4, from 0, is measured, and three updates precede the next graph, it among them.
 TEST_F(EngineOnDevices, TheUpdateThatIsProfiledIsInNoGraph) {
   const auto file = std::filesystem::temp_directory_path() / concat("rz-flops-", ::getpid());
-  in_world([&](World& world) {
+  lab::world(2, on_a_card, [&](World& world) {
     const Trained expected = train(world, 0, Way::by_update);
     const Trained got =
         train(world, 0, Way::as_graph,
@@ -336,7 +326,7 @@ void train_with(World& world, int stage, bool graph, const Fault& fault, FaultyR
 }
 
 void expect_left_out(int stage, const Fault& fault, int thrown, Errc code, int culprit) {
-  in_world([&](World& world) {
+  lab::world(2, on_a_card, [&](World& world) {
     SCOPED_TRACE(concat("stage ", stage, ", fault ", static_cast<int>(fault.kind), ", rank ", world.rank()));
     FaultyRun by_pass, got;
     train_with(world, stage, false, fault, by_pass);

@@ -9,6 +9,7 @@
 #include "comm/device/graph.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/train_tiny.h"
 
@@ -43,13 +44,7 @@ Reports run(const Case& c, bool graph, int* graphs, double loss_scale = 0) {
   if (c.sgd)
     run.options.ds.optimizer =
         OptimizerConfig{.type = OptimizerConfig::Type::sgd, .lr = 0.1, .momentum = 0.9};
-  run.comm = [&](int rank) {
-    CommOptions o;
-    o.backend = c.backend;
-    o.device = {Device::cuda, rank % cuda::device_count()};
-    o.timeout = std::chrono::seconds(60);
-    return o;
-  };
+  run.comm = [&](int rank) { return on_card(rank, c.backend); };
   run.each = [graphs](Engine& engine) {
     if (engine.world().is_main()) *graphs += engine.report().ran_graph;
   };

@@ -13,7 +13,9 @@
 #include "sharding/optim/optimizers.h"
 #include "sharding/parallel/parallelize.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
+#include "tests/lab/training.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference.h"
 
@@ -57,12 +59,8 @@ std::vector<double> train(StrategyKind kind, const Mesh& mesh, bool often = fals
     strategy->clip_and_step(*adamw, {.max_norm = 0.03}, stream);
     EXPECT_FALSE(strategy->outcome(*adamw, stream).skipped);
   }
-  std::vector<double> out;
-  for (const Parameter* p : net.parameters()) {
-    const auto values = from_device(strategy->values().whole(*p, stream), stream);
-    out.insert(out.end(), values.begin(), values.end());
-  }
-  return out;
+  const std::vector<float> values = lab::values_of(*strategy, net, stream);
+  return {values.begin(), values.end()};
 }
 
 class HybridOnDevice : public OnDevice, public testing::WithParamInterface<const char*> {};
@@ -73,10 +71,8 @@ TEST_P(HybridOnDevice, FollowsTheHost) {
   constexpr int ranks = 4;
   run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
     auto on_host = Communicator::connect(rank, ranks, prefix_store(store, "host"));
-    CommOptions options;
-    options.backend = GetParam();
-    options.device = {Device::cuda, rank % cuda::device_count()};
-    auto on_device = Communicator::connect(rank, ranks, prefix_store(store, "device"), options);
+    auto on_device =
+        Communicator::connect(rank, ranks, prefix_store(store, "device"), on_card(rank, GetParam()));
     for (const MeshSizes& sizes : {MeshSizes{2, 2}, MeshSizes{4, 1}}) {
       const Mesh mesh(on_device, sizes);
       for (const bool often : {false, true}) {
@@ -153,10 +149,8 @@ TEST_P(HybridOnDevice, SharesLayersAsOnTheHost) {
     run_ranks(sizes.ranks(), [&](int rank, std::shared_ptr<Store> store) {
       const int ranks = sizes.ranks();
       auto on_host = Communicator::connect(rank, ranks, prefix_store(store, "host"));
-      CommOptions options;
-      options.backend = GetParam();
-      options.device = {Device::cuda, rank % cuda::device_count()};
-      auto on_device = Communicator::connect(rank, ranks, prefix_store(store, "device"), options);
+      auto on_device =
+          Communicator::connect(rank, ranks, prefix_store(store, "device"), on_card(rank, GetParam()));
       for (const ModelMaker make : {small_gpt2, small_llama})
         for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero3}) {
           const bool sequence = (make == small_gpt2) == (kind == StrategyKind::ddp);

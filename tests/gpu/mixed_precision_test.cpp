@@ -10,6 +10,7 @@
 
 #include "comm/device/cuda_runtime.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
 #include "tests/lab/group.h"
 #include "tests/support/train_tiny.h"
@@ -21,13 +22,8 @@ constexpr int ranks = 2;
 
 /// On the host or on a device.
 CommOptions in_memory(int rank) {
-  CommOptions o;
-  if (tested_device.kind == Device::cuda) {
-    o.backend = "peer_cuda";
-    o.device = {Device::cuda, rank % cuda::device_count()};
-  }
-  o.timeout = std::chrono::seconds(60);
-  return o;
+  if (tested_device.kind == Device::cuda) return on_a_card(rank);
+  return {.timeout = std::chrono::seconds(60)};
 }
 
 std::function<void(TinyRun&)> in(Precision precision, const std::function<void(TinyRun&)>& change = {}) {

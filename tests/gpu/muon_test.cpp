@@ -8,7 +8,9 @@
 #include "sharding/optim/newton_schulz.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
+#include "tests/lab/training.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference.h"
 
@@ -53,12 +55,8 @@ std::vector<double> train(StrategyKind kind, Communicator& comm, bool prepared =
     strategy->clip_and_step(*muon, {.max_norm = 0.03}, stream);
     EXPECT_FALSE(strategy->outcome(*muon, stream).skipped);
   }
-  std::vector<double> out;
-  for (const Parameter* p : net.parameters()) {
-    const auto values = from_device(strategy->values().whole(*p, stream), stream);
-    out.insert(out.end(), values.begin(), values.end());
-  }
-  return out;
+  const std::vector<float> values = lab::values_of(*strategy, net, stream);
+  return {values.begin(), values.end()};
 }
 
 class MuonOnDevice : public OnDevice, public testing::WithParamInterface<int> {};
@@ -70,10 +68,7 @@ TEST_P(MuonOnDevice, FollowsTheHost) {
   run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
     auto on_host = Communicator::connect(rank, GetParam(), prefix_store(store, "host"));
     const std::vector<double> expected = train(StrategyKind::ddp, on_host);
-    CommOptions options;
-    options.backend = "peer_cuda";
-    options.device = {Device::cuda, rank % cuda::device_count()};
-    auto comm = Communicator::connect(rank, GetParam(), prefix_store(store, "device"), options);
+    auto comm = Communicator::connect(rank, GetParam(), prefix_store(store, "device"), on_a_card(rank));
     const std::vector<double> first = train(StrategyKind::ddp, comm);
     ASSERT_EQ(first.size(), expected.size());
     for (std::size_t i = 0; i < first.size(); ++i) ASSERT_NEAR(first[i], expected[i], 1e-4) << i;

@@ -15,6 +15,7 @@
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/prediction.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
 #include "tests/lab/group.h"
 #include "tests/support/error_of.h"
@@ -28,14 +29,6 @@ constexpr Precision brain{DType::bf16, DType::bf16}, half{DType::f16, DType::f16
 constexpr OffloadOptions pinned{.device = OffloadDevice::cpu},
     pageable{.device = OffloadDevice::cpu, .pin_memory = false},
     a_half{.device = OffloadDevice::cpu, .ratio = 0.5};
-
-CommOptions on_a_device(int rank) {
-  CommOptions o;
-  o.backend = "peer_cuda";
-  o.device = {Device::cuda, rank % cuda::device_count()};
-  o.timeout = std::chrono::seconds(60);
-  return o;
-}
 
 struct Case {
   const char* name;
@@ -78,7 +71,7 @@ Result run(const Case& c, bool offloads, bool graph = false, int updates = 3, bo
   run.options.ds.precision.loss_scale.fixed = c.overflow ? 0 : 1024;
   run.options.ds.precision.loss_scale.initial_power = 32;
   run.options.graph = graph;
-  run.comm = [=](int rank) { return on_a_device(share_a_card ? 0 : rank); };
+  run.comm = [=](int rank) { return on_a_card(share_a_card ? 0 : rank); };
   Result result;
   std::mutex mutex;
   run.afterwards = [&](Engine& engine, Gpt2&) {
@@ -187,7 +180,7 @@ TEST_F(OffloadOnDevice, AGraphHasTheSameBits) {
 }
 
 TEST_F(OffloadOnDevice, RanksThatShareACardAsThreadsRunNoGraphThatOffloads) {
-  lab::group(2, on_a_device(0), [&](Communicator& comm) {
+  lab::group(2, on_a_card(0), [&](Communicator& comm) {
     Gpt2 model({.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32});
     const auto reason = [&](const StrategyOptions& o) {
       return make_strategy(StrategyKind::zero3, model, comm, o)->reason_against_capture();
@@ -210,7 +203,7 @@ TEST_F(OffloadOnDevice, UpdatesOfRanksThatShareACardAsThreadsHaveTheSameBits) {
 }
 
 TEST_F(OffloadOnDevice, WhatIsNotPinnedIsNotCaptured) {
-  Communicator comm = Communicator::connect(0, 1, memory_store(), on_a_device(0));
+  Communicator comm = Communicator::connect(0, 1, memory_store(), on_a_card(0));
   Gpt2 model({.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32});
   const auto strategy = make_strategy(StrategyKind::zero3, model, comm, {.offload_param = pageable});
   EXPECT_FALSE(strategy->capturable());
@@ -234,7 +227,7 @@ TEST_F(OffloadOnDevice, ValuesAndStatesAreImportedAndExported) {
   const auto exact = [](const Parameter& p, std::size_t i) {
     return static_cast<float>(i % 509) + static_cast<float>(p.name.size()) + 0x1p-13f;
   };
-  lab::group(ranks, on_a_device, [&](Communicator& comm) {
+  lab::group(ranks, on_a_card, [&](Communicator& comm) {
     Gpt2 model({.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32});
     const auto s = make_strategy(StrategyKind::zero3, model, comm,
                                  {.precision = brain, .offload_optimizer = pinned, .offload_param = pinned});

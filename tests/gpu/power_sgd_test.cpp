@@ -11,7 +11,9 @@
 #include "comm/device/cuda_runtime.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
+#include "tests/lab/training.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference.h"
 
@@ -49,12 +51,8 @@ std::vector<double> train(Communicator& comm, std::shared_ptr<CommunicationHook>
     ddp->finish_gradients(stream);
     ddp->clip_and_step(*sgd, {}, stream);
   }
-  std::vector<double> values;
-  for (const Parameter* p : net.parameters()) {
-    const auto own = from_device(ddp->values().whole(*p, stream), stream);
-    values.insert(values.end(), own.begin(), own.end());
-  }
-  return values;
+  const std::vector<float> values = lab::values_of(*ddp, net, stream);
+  return {values.begin(), values.end()};
 }
 
 class PowerSgdOnDevice : public OnDevice, public testing::WithParamInterface<int> {};
@@ -65,10 +63,7 @@ TEST_P(PowerSgdOnDevice, FollowsTheHost) {
   const PowerSgdOptions options{.matrix_approximation_rank = 2, .start_iter = 2, .min_compression_rate = 1};
   run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
     auto on_host = Communicator::connect(rank, GetParam(), prefix_store(store, "host"));
-    CommOptions on_device;
-    on_device.backend = "peer_cuda";
-    on_device.device = {Device::cuda, rank % cuda::device_count()};
-    auto comm = Communicator::connect(rank, GetParam(), prefix_store(store, "device"), on_device);
+    auto comm = Communicator::connect(rank, GetParam(), prefix_store(store, "device"), on_a_card(rank));
     const std::vector<double> plain = train(on_host, nullptr);
     for (const bool batched : {false, true}) {
       const auto hook = [&] { return batched ? make_batched_power_sgd(options) : make_power_sgd(options); };

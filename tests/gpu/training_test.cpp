@@ -13,6 +13,7 @@
 #include "autograd_lite/nn/init.h"
 #include "comm/device/allocate.h"
 #include "comm/device/cuda_runtime.h"
+#include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/train_tiny.h"
 
@@ -23,15 +24,7 @@ using Setting = std::tuple<std::string, int, StrategyKind>;
 
 /// Ranks are threads, each on a device of its own if there are enough.
 std::function<void(TinyRun&)> on_devices(const std::string& backend) {
-  return [backend](TinyRun& run) {
-    run.comm = [backend](int rank) {
-      CommOptions o;
-      o.backend = backend;
-      o.device = {Device::cuda, rank % cuda::device_count()};
-      o.timeout = std::chrono::seconds(60);
-      return o;
-    };
-  };
+  return [backend](TinyRun& run) { run.comm = [backend](int rank) { return on_card(rank, backend); }; };
 }
 
 /// An update takes the emulated device a second. One setting there goes to the end; the others, which have

@@ -1,6 +1,8 @@
 #pragma once
 /// A connected group of ranks in one test: each rank is a thread, as run_ranks() has it.
 
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -33,6 +35,11 @@ inline void group(int ranks, const CommOptions& options, const std::function<voi
 }
 inline void group(int ranks, const std::function<void(Communicator&)>& body) {
   group(ranks, CommOptions{}, body);
+}
+inline void group(const std::string& hosts, const CommOptions& options,
+                  const std::function<void(Communicator&)>& body) {
+  SCOPED_TRACE(hosts);
+  group(static_cast<int>(hosts.size()), on_hosts(hosts, options), body);
 }
 
 }  // namespace rz::lab

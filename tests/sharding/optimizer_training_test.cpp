@@ -15,7 +15,7 @@
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/group.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference_optimizers.h"
 #include "tests/support/toy_model.h"
@@ -26,8 +26,6 @@ namespace {
 using test::ToyModel;
 using Values = std::vector<double>;
 
-constexpr StrategyKind kinds[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
-                                  StrategyKind::zero3};
 constexpr int updates = 24;
 
 float noise(std::size_t p, std::size_t i, int seed) {
@@ -275,7 +273,7 @@ TEST_P(OptimizerTraining, FollowsItsReferenceWithTheSameBitsInEveryStrategy) {
     const std::vector<Reference> reference = trained_reference(GetParam(), ranks);
     lab::group(ranks, [&](Communicator& comm) {
       std::vector<std::vector<float>> first;
-      for (const StrategyKind kind : kinds)
+      for (const StrategyKind kind : lab::strategies)
         for (const StrategyOptions& options :
              {StrategyOptions{}, StrategyOptions{.reduce_bucket_size = 225, .first_bucket_size = 75}}) {
           Training run(GetParam(), kind, comm, options);
@@ -292,7 +290,7 @@ TEST_P(OptimizerTraining, FollowsItsReferenceWithTheSameBitsInEveryStrategy) {
 }
 
 TEST_P(OptimizerTraining, ASkippedUpdateLeavesNoTrace) {
-  for (const StrategyKind kind : kinds)
+  for (const StrategyKind kind : lab::strategies)
     lab::group(2, [&](Communicator& comm) {
       Training with(GetParam(), kind, comm), without(GetParam(), kind, comm);
       for (int step = 1; step < 4; ++step) {
@@ -330,8 +328,8 @@ States gathered_states(Training& run) {
 
 TEST_P(OptimizerTraining, StatesMoveToAnotherStrategy) {
   lab::group(3, [&](Communicator& comm) {
-    for (const StrategyKind kind : kinds) {
-      const StrategyKind other = kinds[(static_cast<std::size_t>(kind) + 3) % 4];
+    for (const StrategyKind kind : lab::strategies) {
+      const StrategyKind other = lab::strategies[(static_cast<std::size_t>(kind) + 3) % 4];
       Training before(GetParam(), kind, comm), after(GetParam(), other, comm, {.reduce_bucket_size = 225});
       for (int step = 0; step < 3; ++step) before.update(step);  // the first misses "sometimes"
       const States states = gathered_states(before);

@@ -15,7 +15,7 @@
 #include "sharding/optim/optimizers.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/world.h"
+#include "tests/lab/training.h"
 #include "tests/support/gpt2_tiny.h"
 
 // The programs of the guides, which tests/guide/CMakeLists.txt writes. What they include is included above.
@@ -88,10 +88,7 @@ Trained train(StrategyKind kind, Communicator& comm) {
     strategy->finish_gradients();
     strategy->clip_and_step(*adamw, {.max_norm = 1});
   }
-  for (const Parameter* p : net.parameters()) {
-    const Tensor value = strategy->values().whole(*p);
-    out.values.insert(out.values.end(), value.data<float>(), value.data<float>() + value.count());
-  }
+  out.values = lab::values_of(*strategy, net);
   return out;
 }
 

@@ -13,7 +13,7 @@
 #include "sharding/engine/checkpoints/engine_state.h"
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/world.h"
+#include "tests/lab/training.h"
 #include "tests/support/written_checkpoint.h"
 
 namespace rz {
@@ -49,11 +49,7 @@ void expect_same(const Seen& a, const Seen& b) {
 }
 
 Seen seen(Engine& engine, Net& net) {
-  Seen s{engine.report(), engine.loss(), {}, {}};
-  for (const Parameter* p : net.parameters()) {
-    const Tensor value = engine.strategy().values().whole(*p);
-    s.values.insert(s.values.end(), value.data<float>(), value.data<float>() + value.count());
-  }
+  Seen s{engine.report(), engine.loss(), lab::values_of(engine, net), {}};
   const auto* counts = net.count.value.data<std::int64_t>();
   s.counted = {counts, counts + net.count.value.count()};
   return s;

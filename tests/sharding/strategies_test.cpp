@@ -15,7 +15,7 @@
 #include "sharding/strategy/pass_state.h"
 #include "sharding/strategy/sharding_plan.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/group.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 #include "tests/support/toy_training.h"
 
@@ -226,10 +226,7 @@ Outcome train_on_random_data(Communicator& comm, const Make& make) {
     out.norms.push_back(strategy->clip_gradients(0.3));
     strategy->step(*adamw);
   }
-  for (const Parameter* p : model.parameters()) {
-    const Tensor value = strategy->values().whole(*p);
-    out.values.insert(out.values.end(), value.data<float>(), value.data<float>() + value.count());
-  }
+  out.values = lab::values_of(*strategy, model);
   return out;
 }
 

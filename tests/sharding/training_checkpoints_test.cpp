@@ -23,7 +23,7 @@
 #include "sharding/engine/checkpoints/save_requests.h"
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/world.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
 #include "tests/support/forked.h"
@@ -68,26 +68,11 @@ namespace fs = std::filesystem;
 using test::error_of;
 using Names = std::vector<std::string>;
 
-struct Net : Module {
-  nn::Linear fc1{*this, "fc1", 3, 5}, fc2{*this, "fc2", 5, 2};
-  Var operator()(Tape& t, const Tensor& x) { return fc2(t, fc1(t, x)); }
-};
+using Net = lab::Mlp;
 
 void update(Engine& engine, Net& net) {
-  Tape& t = engine.tape();
-  Tensor x = Tensor::empty({4, 3});
-  for (std::size_t i = 0; i < x.count(); ++i) x.data<float>()[i] = static_cast<float>(i) * 0.1f;
-  engine.backward(nn::cross_entropy(t, net(t, x), Tensor::zeros({4}, DType::i32)));
+  engine.backward(net(engine.tape(), lab::batch(0)));
   engine.step();
-}
-
-std::vector<float> values(Engine& engine, Module& module) {
-  std::vector<float> all;
-  for (const Parameter* p : module.parameters()) {
-    const Tensor value = engine.strategy().values().whole(*p);
-    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
-  }
-  return all;
 }
 
 /// The keys of ringzero.checkpoint, without signals: the ranks of most tests are threads of one process.
@@ -129,7 +114,7 @@ class TrainingCheckpointsTest : public testing::Test {
     }
     checkpoints.finish();
     return {engine.global_steps(), checkpoints.decision().stops(), checkpoints.early_stopped(),
-            checkpoints.best(), values(engine, net)};
+            checkpoints.best(), lab::values_of(engine, net)};
   }
   Outcome train_on(int ranks, const std::string& more, std::int64_t steps,
                    const std::vector<double>& losses = {}) {
@@ -634,15 +619,6 @@ TEST_F(TrainingCheckpointsTest, SigtermOnOneRankSavesAndStopsAll) {
 /// whether the run was stopped with the state before that update; a run that goes on has the bits of one
 /// without.
 TEST_F(TrainingCheckpointsTest, SigtermInALongUpdateSavesTheStateBeforeIt) {
-  const Tensor x = Tensor::empty({96, 3});
-  for (std::size_t i = 0; i < x.count(); ++i)
-    x.data<float>()[i] = static_cast<float>(random_uniform(5, "x", i));
-  const auto data = tensor_dataset({{"x", x}});
-  const auto forward = [](Net& net) {
-    return [&net](Tape& t, const Batch& b) {
-      return nn::cross_entropy(t, net(t, b["x"]), Tensor::zeros({b["x"].shape()[0]}, DType::i32));
-    };
-  };
   const auto accumulating = [&](int stage, const std::string& more, const char* signals) {
     EngineOptions o = options(keys(more), signals);
     const std::string key = R"("stage": 2)";
@@ -656,22 +632,22 @@ TEST_F(TrainingCheckpointsTest, SigtermInALongUpdateSavesTheStateBeforeIt) {
     lab::world(2, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, accumulating(stage, "", "false"));
-      auto loader = engine.loader(data);
-      for (int u = 0; u < 4; ++u) engine.train_batch(loader, forward(net));
-      const auto all = values(engine, net);
+      auto loader = engine.loader(lab::samples());
+      for (int u = 0; u < 4; ++u) engine.train_batch(loader, std::ref(net));
+      const auto all = lab::values_of(engine, net);
       if (world.is_main()) whole = all;
     });
     test::expect_processes(2, [&](int rank, std::shared_ptr<Store> store) {
       World world(Communicator::connect(rank, 2, std::move(store)));
       Net net;
       auto engine = initialize(world, net, accumulating(stage, "", "true"));
-      auto loader = engine.loader(data);
+      auto loader = engine.loader(lab::samples());
       int pass = 0;
       const auto signalled = [&](Tape& t, const Batch& b) {
         const int number = pass++;  // an update in which a micro-batch has taken a second is looked at
         if (number % 3 == 0 && rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1100));
         if (number == 4 && rank == 1) ::raise(SIGTERM);
-        return forward(net)(t, b);
+        return net(t, b);
       };
       while (engine.global_steps() < 4 && !engine.should_stop()) engine.train_batch(loader, signalled);
       const SaveDecision& decision = engine.checkpoints().decision();
@@ -683,10 +659,10 @@ TEST_F(TrainingCheckpointsTest, SigtermInALongUpdateSavesTheStateBeforeIt) {
     lab::world(2, [&](World& world) {
       Net net;
       auto engine = initialize(world, net, accumulating(stage, R"("resume_from_checkpoint": true)", "false"));
-      auto loader = engine.loader(data);
+      auto loader = engine.loader(lab::samples());
       EXPECT_EQ(engine.global_steps(), 1);
-      while (engine.global_steps() < 4) engine.train_batch(loader, forward(net));
-      const auto all = values(engine, net);
+      while (engine.global_steps() < 4) engine.train_batch(loader, std::ref(net));
+      const auto all = lab::values_of(engine, net);
       if (world.is_main()) {
         EXPECT_EQ(all, whole) << stage;
       }

@@ -9,14 +9,12 @@
 #include "comm/core/math.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/group.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 
 namespace rz {
 namespace {
 
-constexpr StrategyKind kinds[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
-                                  StrategyKind::zero3};
 constexpr std::size_t sizes[] = {300, 70, 1};
 
 /// Parameters whose gradients are given numbers. The values are zero at first.
@@ -141,7 +139,7 @@ TEST_P(Wire, EveryStrategyHasTheSameBits) {
     lab::group(ranks, [&](Communicator& comm) {
       const Gradients gradients = random_gradients(ranks);
       const std::vector<float> ddp = means(StrategyKind::ddp, GetParam().wire, comm, gradients);
-      for (const StrategyKind kind : kinds)
+      for (const StrategyKind kind : lab::strategies)
         EXPECT_EQ(means(kind, GetParam().wire, comm, gradients), ddp) << name(kind);
     });
 }
@@ -154,7 +152,7 @@ TEST_P(Wire, SmallIntegersAreExact) {
       for (std::size_t r = 0; r < gradients.size(); ++r)
         for (std::size_t i = 0; i < element_count(); ++i)
           gradients[r][i] = static_cast<float>((i * (r + 3)) % 16) - 8;
-      for (const StrategyKind kind : kinds) {
+      for (const StrategyKind kind : lab::strategies) {
         const std::vector<float> got = means(kind, GetParam().wire, comm, gradients);
         for (std::size_t i = 0; i < element_count(); ++i) ASSERT_EQ(got[i], mean(gradients, i)) << i;
       }
@@ -164,7 +162,7 @@ TEST_P(Wire, SmallIntegersAreExact) {
 TEST_P(Wire, SixteenBitsSendHalfTheBytes) {
   lab::group(2, [&](Communicator& comm) {
     const Gradients gradients = random_gradients(2);
-    for (const StrategyKind kind : kinds) {
+    for (const StrategyKind kind : lab::strategies) {
       Traffic plain, wire;
       means(kind, {}, comm, gradients, &plain);
       means(kind, GetParam().wire, comm, gradients, &wire);

@@ -11,7 +11,7 @@
 
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/world.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
 #include "tests/support/toy_model.h"
@@ -82,15 +82,6 @@ bool same_bits(const Result& a, const Result& b) {
          same_bits(std::vector{a.evaluated}, std::vector{b.evaluated});
 }
 
-std::vector<float> values(Engine& engine, Module& module) {
-  std::vector<float> all;
-  for (const Parameter* p : module.parameters()) {
-    const Tensor value = engine.strategy().values().whole(*p);
-    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
-  }
-  return all;
-}
-
 nn::Loss loss_of(Tape& t, Net& net, const Batch& b) { return nn::cross_entropy(t, net(t, b["x"]), b["y"]); }
 
 /// One update.
@@ -127,7 +118,7 @@ Result train(World& world, const Case& c, int stage) {
     if (!c.scalar_loss) out.losses.push_back(engine.loss());
     out.norms.push_back(engine.report().grad_norm);
   }
-  out.values = values(engine, net);
+  out.values = lab::values_of(engine, net);
   out.evaluated = evaluate(engine, net);
   return out;
 }
@@ -404,7 +395,8 @@ TEST(WorldSizeInvariance, ResumesOnAnyNumberOfRanks) {
     if (!second) {
       engine.save_checkpoint(folder.path());
     } else {
-      EXPECT_TRUE(same_bits(values(engine, net), whole.values)) << world.size() << " ranks, stage " << stage;
+      EXPECT_TRUE(same_bits(lab::values_of(engine, net), whole.values))
+          << world.size() << " ranks, stage " << stage;
     }
   };
   for (const int before : {1, 4, 8}) {
@@ -429,7 +421,7 @@ TEST(WorldSizeInvariance, GoesOnAfterAnUpdateThatWasCancelled) {
       engine.cancel_update();
       loader.set_state({0, static_cast<std::uint64_t>(8 / ranks)});
       update(engine, net, loader, c);
-      const Result after{{engine.loss()}, {engine.report().grad_norm}, values(engine, net)};
+      const Result after{{engine.loss()}, {engine.report().grad_norm}, lab::values_of(engine, net)};
       if (world.is_main()) out = after;
     });
     return out;
