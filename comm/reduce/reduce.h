@@ -28,7 +28,7 @@ struct AverageStep {
 /// The factor s of AverageStep; 1 for integers.
 double mean_scale(DType, int ranks);
 
-/// dst[i] = src0[i] op src1[i] op src2[i] …, in the order of reduction_order.h; `avg` divides by the number
+/// dst[i] = src0[i] op src1[i] op src2[i] …, in the order of ReductionOrder; `avg` divides by the number
 /// of ranks of `mean`, other operations ignore it. `count` elements. 16- and 8-bit floats are converted to
 /// f32, reduced in f32 and rounded once (to nearest even; f8e4m3 and f8e5m2 as the OCP 8-bit formats,
 /// saturating to the largest finite value like NCCL). min and max of two or more sources do not depend on

@@ -95,12 +95,8 @@ class AdamW {
 
 void start_by_formula(Gpt2& model) {
   allocate_parameters(model);
-  const auto layers = static_cast<int>(model.config().n_layer);
-  for (const Parameter* p : model.parameters()) {
-    for (std::size_t i = 0; i < p->count(); ++i) {
-      p->value.data<float>()[i] = test::gpt2_tiny_weight(p->name, p->shape.dims(), layers, i);
-    }
-  }
+  for (const Parameter* p : model.parameters())
+    test::gpt2_tiny_weights(*p, model.config().n_layer, {0, p->count()}, p->value.data<float>());
 }
 
 void start_of_shared_fixture(Gpt2& model) {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "autograd_lite/image_ops.h"
@@ -234,6 +235,37 @@ std::vector<Recorder> image_recorders() {
           {"group_norm", {{2, 4, 3}, {4}, {4}}, [](Tape& t, const auto& v) {
              return group_norm(t, v[0], 2, v[1], v[2], 0.1f);
            }}};
+}
+
+/// Inputs on both sides of 0, where operators differ from what they are beyond it.
+std::vector<Recorder> of_both_signs() {
+  const auto less = [](Tape& t, Var x) { return sub(t, x, 0.75f); };
+  std::vector<Recorder> all{
+      {"gelu of both signs", {{3, 5}}, [=](Tape& t, const auto& v) { return gelu(t, less(t, v[0])); }},
+      {"swiglu of both signs",
+       {{3, 5}, {3, 5}},
+       [=](Tape& t, const auto& v) { return swiglu(t, less(t, v[0]), less(t, v[1])); }},
+      {"softmax of both signs", {{3, 5}}, [=](Tape& t, const auto& v) { return softmax(t, less(t, v[0])); }},
+      {"clamp of both signs",
+       {{3, 5}},
+       [=](Tape& t, const auto& v) { return clamp(t, less(t, v[0]), -0.25f, 0.125f); }},
+      {"max_pool2d of numbers below 0", {{1, 1, 6, 5}}, [](Tape& t, const auto& v) {
+         return max_pool2d(t, sub(t, v[0], 2.0f), {.kernel = {3, 2}, .stride = {2, 1}, .padding = {1, 1}});
+       }}};
+  const auto is_of_positive = [](std::string_view name) {
+    return name == "log" || name == "sqrt" || name == "rsqrt" || name == "reciprocal" || name == "pow";
+  };
+#define RZ_UNARY(name, saved, cast) \
+  if (!is_of_positive(#name))       \
+    all.push_back(                  \
+        {#name " of both signs", {{3, 5}}, [=](Tape& t, const auto& v) { return name(t, less(t, v[0])); }});
+#define RZ_PARAMETRIC(name, saved, cast, parameter)                                \
+  if (!is_of_positive(#name))                                                      \
+    all.push_back({#name " of both signs", {{3, 5}}, [=](Tape& t, const auto& v) { \
+                     return name(t, less(t, v[0]), 0.25f);                         \
+                   }});
+#include "tensor/element_ops.inc"
+  return all;
 }
 
 /// Variants, and values of several uses.
@@ -505,7 +537,7 @@ std::vector<Recorder> recorders() {
 TEST(RecordedOps, HaveTheGradientsOfTheirDifferences) {
   std::vector<Recorder> all = recorders();
   for (const auto& list :
-       {more_elements(), more_matrices(), more_attention(), more_images(), weights_first()})
+       {of_both_signs(), more_elements(), more_matrices(), more_attention(), more_images(), weights_first()})
     all.insert(all.end(), list.begin(), list.end());
   for (const Recorder& of : all) {
     SCOPED_TRACE(of.name);

@@ -38,8 +38,10 @@ inline void group(int ranks, const std::function<void(Communicator&)>& body) {
 }
 inline void group(const std::string& hosts, const CommOptions& options,
                   const std::function<void(Communicator&)>& body) {
-  SCOPED_TRACE(hosts);
-  group(static_cast<int>(hosts.size()), on_hosts(hosts, options), body);
+  group(static_cast<int>(hosts.size()), on_hosts(hosts, options), [&](Communicator& comm) {
+    SCOPED_TRACE(hosts);
+    body(comm);
+  });
 }
 
 }  // namespace rz::lab

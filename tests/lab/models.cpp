@@ -74,7 +74,8 @@ Model gpt(const Gpt& g) {
       concat(R"({"train_batch_size": )", g.batch,
              R"(, "gradient_accumulation_steps": 1, "gradient_clipping": )", g.clipping, R"(,
           "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}},
-          "zero_optimization": {"stage3_param_persistence_threshold": 0)",
+          "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 1,
+                                "stage3_max_reuse_distance": 0)",
              g.bucket ? concat(R"(, "reduce_bucket_size": )", g.bucket) : "", "}}"));
   m.options = [g, of_all = m.options](EngineOptions& o, Module& module) {
     of_all(o, module);
@@ -82,10 +83,8 @@ Model gpt(const Gpt& g) {
     s.first_bucket_size =
         std::min(s.first_bucket_size, s.reduce_bucket_size.value_or(s.first_bucket_size * 4) / 4);
     if (!g.weights.empty()) return;
-    o.initial_values = [n = static_cast<int>(g.config.n_layer)](const Parameter& p, Range r, float* out) {
-      const Box box = p.box();
-      for (std::size_t i = r.begin; i < r.end; ++i)
-        *out++ = test::gpt2_tiny_weight(p.name, p.shape.dims(), n, p.part ? box.index(i) : i);
+    o.initial_values = [n = g.config.n_layer](const Parameter& p, Range r, float* out) {
+      test::gpt2_tiny_weights(p, n, r, out);
     };
   };
   return m;

@@ -67,6 +67,7 @@ def passes(test, limit, **switches):
         process.wait()
         said.seek(0)
         text = said.read().decode(errors='replace')
+    if status == 'late': return False
     if 'FAIL_REGULAR_EXPRESSION' in of and any(re.search(x, text) for x in of['FAIL_REGULAR_EXPRESSION']): return False
     if 'PASS_REGULAR_EXPRESSION' in of: return any(re.search(x, text) for x in of['PASS_REGULAR_EXPRESSION'])
     return status == 0 or status == of.get('SKIP_RETURN_CODE') or (bool(of.get('WILL_FAIL')) and status != 0)

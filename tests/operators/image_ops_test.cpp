@@ -25,14 +25,14 @@ using ImageOps = Operators;
 using ImageErrors = OnDevice;
 INSTANTIATE_TEST_SUITE_P(Types, ImageOps, float_types, type_name);
 
-/// A gradient is stored alone, and added beside the two others.
-Operator convolution(const Convolution& c) {
+/// A gradient is stored alone, or `together` with the two others, and added beside them.
+Operator convolution(const Convolution& c, bool together = false) {
   const auto gradient = [=](std::size_t of) {
     return Gradient{.of = of,
                     .backward =
                         [=](const Operands& o, const Tensor& d, Into into) {
                           Tensor all[3];
-                          for (std::size_t k = 0; k < 3 && into == Into::accumulate; ++k)
+                          for (std::size_t k = 0; k < 3 && (together || into == Into::accumulate); ++k)
                             all[k] = empty_on(o.stream, o.in[k].shape(), k ? d.dtype() : o.in[0].dtype());
                           all[of] = d;
                           ops::conv2d_backward(all[0], all[1], all[2], o.d_out, o.in[0], o.in[1], c.options,
@@ -74,10 +74,11 @@ TEST_P(ImageOps, Convolutions) {
     SCOPED_TRACE(seed);
     const Convolution c = random_convolution(seed);
     EXPECT_EQ(ops::conv2d_shape(c.x(), c.weight(), c.options), c.result()) << c.text();
-    expect_right(convolution(c));
+    expect_right(convolution(c, seed % 2));
     expect_right(without_bias(convolution(c)));
     if (HasFatalFailure()) return;
   }
+  if (on_host()) expect_right(convolution({3, 24, 31, 29, 10, 3, {.padding = 1}}));  // of several tiles
 }
 
 /// Several tiles of positions, blocks of channels and parts of images, none of them whole.

@@ -450,7 +450,17 @@ TEST_P(BatchedProducts, HaveTheSameBitsForEveryNumberOfThreads) {
                            Product{{5, 7}, {5, 7}, 64, 64, 64}}) {
     Product any = p;
     any.for_any_threads = true;
-    expect_right(product(any));
+    const Operator op = product(any);
+    expect_right(op);
+    const Tensor a = place(op.in[0].values, op.in[0].shape), b = place(op.in[1].values, op.in[1].shape);
+    std::vector<Values> of_threads;
+    for (const int threads : {1, 2, 8}) {
+      const Stream other = Stream::host(threads);
+      const Tensor out = empty(op.out);
+      op.forward({.out = out, .in = {a, b}, .stream = other});
+      of_threads.push_back(get(out));
+      EXPECT_EQ(of_threads.back(), of_threads.front()) << op.name << " on " << threads << " threads";
+    }
   }
 }
 

@@ -17,7 +17,7 @@ struct Verification {
   /// Reductions only: every element is ((x0 + x1) + x2) + … in rank order, whatever its chunk, so that
   /// results do not depend on the division into chunks.
   bool rank_order = false;
-  /// The same for the pairwise order (comm/core/reduction_order.h). Up to three ranks both hold.
+  /// The same for the pairwise order (ReductionOrder). Up to three ranks both hold.
   bool pairwise_order = false;
   /// In one of these orders, and no partial sum is stored: 8- and 16-bit floats are rounded once.
   bool rounded_once = false;

@@ -26,7 +26,7 @@ using ConfigSpellings = test::HuggingFaceFolder;
 
 /// By the formula of make_expected.py.
 float weight(const std::string& name, std::size_t i) {
-  const double u = static_cast<double>(test::splitmix64(test::fnv1a64(name) + i) >> 40) / (1 << 24);
+  const double u = test::NamedUniform(name)[i];
   const double norm = name.find("norm") != name.npos && name.ends_with("weight") ? 1 : 0;
   return static_cast<float>(0.08 * (2 * u - 1) * std::sqrt(3.0) + norm);
 }

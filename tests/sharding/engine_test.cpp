@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <sstream>
 #include <string>
@@ -89,6 +90,27 @@ TEST(Engine, HasTheBitsOfALoopByHandInEveryStage) {
               << name(kind) << (by_update ? " by update" : " pass by pass");
       EXPECT_EQ(by_hand(world, StrategyKind::zero3), expected);
     });
+}
+
+TEST(Engine, ABatchIsReadBeforeTheNextOneIsTaken) {
+  lab::world(2, [](World& world) {
+    lab::Trainer<> own(world, options(config(1))), in_one(world, options(config(1)));
+    struct {
+      Loader& loader;
+      Batch memory = batch(0);
+      Batch& next() {
+        const Batch& from = loader.next();
+        for (const char* name : {"x", "y"})
+          std::memcpy(memory[name].raw(), from[name].raw(), from[name].bytes());
+        return memory;
+      }
+    } batches{in_one.loader};
+    for (int update = 0; update < 3; ++update) {
+      own.update();
+      in_one.engine.train_batch(batches, std::ref(in_one.net));
+    }
+    EXPECT_EQ(values_of(in_one.engine, in_one.net), values_of(own.engine, own.net));
+  });
 }
 
 /// Gradients of several losses of one micro-batch add up.

@@ -17,7 +17,8 @@ using lab::Trace;
 lab::Run with_mesh(int stage, const std::string& mesh, const std::string& more = "") {
   return {.strategy = static_cast<StrategyKind>(stage),
           .updates = 6,
-          .keys = concat(R"("ringzero": {)", more, R"("mesh": {)", mesh, "}}")};
+          .keys = concat(R"("ringzero": {)", more, R"("mesh": {)", mesh, "}}"),
+          .whole_updates = true};
 }
 EngineOptions options(const lab::Run& run) { return lab::options(lab::config(run)); }
 
@@ -173,6 +174,7 @@ TEST(MeshTraining, GoesOnWithAnotherMesh) {
     lab::Run run = with_mesh(stage, mesh, R"("deterministic": "world_size_invariant", )");
     run.ranks = ranks;
     run.updates = saves ? 3 : 6;
+    run.whole_updates = false;
     run.keys += concat(R"(, "gradient_accumulation_steps": )", 12 / ranks);
     if (saves)
       run.end = [&](Engine& engine, Module&) { engine.save_checkpoint(folder.path()); };

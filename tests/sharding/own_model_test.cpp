@@ -107,7 +107,7 @@ constexpr std::size_t rows = 8;
 
 /// u of tests/data/guide_models/make_expected.py.
 double uniform(const std::string& name, std::size_t i) {
-  return static_cast<double>(test::splitmix64(test::fnv1a64(name) + i) >> 40) / (1 << 24);
+  return test::NamedUniform(name)[i];
 }
 std::int32_t below(std::size_t n, const std::string& name, std::size_t i) {
   return static_cast<std::int32_t>(static_cast<double>(n) * uniform(name, i));

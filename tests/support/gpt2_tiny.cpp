@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "sharding/checkpoint/safetensors.h"
@@ -29,6 +30,19 @@ TinyCase tiny_case(const std::string& name) {
   return c;
 }
 
+void gpt2_tiny_weights(const Parameter& p, std::int64_t n_layer, Range r, float* out) {
+  if (p.shape.dims() == 1) {
+    std::fill_n(out, r.count(), p.name.ends_with(".weight") ? 1.0f : 0.0f);
+    return;
+  }
+  const double std =
+      p.name.ends_with("c_proj.weight") ? 0.02 / std::sqrt(2.0 * static_cast<double>(n_layer)) : 0.02;
+  const NamedUniform u(p.name);
+  const Box box = p.box();
+  for (std::size_t i = r.begin; i < r.end; ++i)
+    *out++ = static_cast<float>(std * (2 * u[p.part ? box.index(i) : i] - 1) * std::sqrt(3.0));
+}
+
 void write_tiny_start(const Gpt2Config& config, const std::string& path) {
   Gpt2 model(config);
   std::vector<SafetensorsSpec> tensors;
@@ -39,8 +53,7 @@ void write_tiny_start(const Gpt2Config& config, const std::string& path) {
   SafetensorsWriter writer(path, tensors);
   for (const Parameter* p : model.parameters()) {
     std::vector<float> values(p->count());
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = gpt2_tiny_weight(p->name, p->shape.dims(), static_cast<int>(config.n_layer), i);
+    gpt2_tiny_weights(*p, config.n_layer, {0, values.size()}, values.data());
     writer.write(values);
   }
   writer.finish();

@@ -2,7 +2,6 @@
 /// tests/data/gpt2_tiny: tokens, initial weights by the formula in its make_expected.py, and what PyTorch
 /// computes in float64.
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -14,26 +13,25 @@
 
 namespace rz::test {
 
-inline std::uint64_t fnv1a64(std::string_view text) {
-  std::uint64_t h = 0xcbf29ce484222325;
-  for (const unsigned char c : text) h = (h ^ c) * 0x100000001b3;
-  return h;
-}
+/// Numbers in [0, 1) that belong to a name, as the scripts of tests/data make them (FNV-1a, splitmix64).
+class NamedUniform {
+ public:
+  explicit NamedUniform(std::string_view name) {
+    for (const unsigned char c : name) seed_ = (seed_ ^ c) * 0x100000001b3;
+  }
+  double operator[](std::size_t i) const {
+    std::uint64_t z = seed_ + i + 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return static_cast<double>((z ^ (z >> 31)) >> 40) / (1 << 24);
+  }
 
-inline std::uint64_t splitmix64(std::uint64_t x) {
-  std::uint64_t z = x + 0x9e3779b97f4a7c15;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  return z ^ (z >> 31);
-}
+ private:
+  std::uint64_t seed_ = 0xcbf29ce484222325;
+};
 
-/// Element `i` of the parameter `name` of a GPT-2 with `n_layer` layers; `dims` is the number of its extents.
-inline float gpt2_tiny_weight(std::string_view name, int dims, int n_layer, std::size_t i) {
-  if (dims == 1) return name.ends_with(".weight") ? 1.0f : 0.0f;
-  const double std = name.ends_with("c_proj.weight") ? 0.02 / std::sqrt(2.0 * n_layer) : 0.02;
-  const double u = static_cast<double>(splitmix64(fnv1a64(name) + i) >> 40) / (1 << 24);
-  return static_cast<float>(std * (2 * u - 1) * std::sqrt(3.0));
-}
+/// Initial values of a parameter of a GPT-2 with `n_layer` layers: elements of the whole one.
+void gpt2_tiny_weights(const Parameter&, std::int64_t n_layer, Range, float* out);
 
 inline std::string tiny_tokens() { return RZ_SOURCE_DIR "/tests/data/gpt2_tiny/tokens.bin"; }
 

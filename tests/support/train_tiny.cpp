@@ -32,8 +32,7 @@ void write_tiny_start(const Gpt2Config& config, const std::string& path, DType p
   SafetensorsWriter writer(path, tensors);
   for (const Parameter* p : model.parameters()) {
     std::vector<float> values(p->count());
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = gpt2_tiny_weight(p->name, p->shape.dims(), static_cast<int>(config.n_layer), i);
+    gpt2_tiny_weights(*p, config.n_layer, {0, values.size()}, values.data());
     const Tensor whole = Tensor::borrow(values.data(), p->shape),
                  rounded = Tensor::empty(p->shape, precision);
     ops::copy(rounded, whole, {});

@@ -22,6 +22,7 @@ Updates train_by(const char* config, const TrainingArguments& arguments) {
                            o.ds_config =
                                parse_ds_config(config, "ds.json", arguments,
                                                {.ranks = 2, .hidden_size = 16, .adamw_by_default = true});
+                           o.expected_terms.reset();
                          }})
       .updates;
 }

@@ -85,9 +85,10 @@ class Run {
     if (shared)
       for (const auto& t : shared_fixture::start()) values[t.name] = t.values;
     else
-      for (const Parameter* p : model_.parameters())
-        for (std::size_t i = 0; i < p->count(); ++i)
-          values[p->name].push_back(gpt2_tiny_weight(p->name, p->shape.dims(), 4, i));
+      for (const Parameter* p : model_.parameters()) {
+        values[p->name].resize(p->count());
+        gpt2_tiny_weights(*p, 4, {0, p->count()}, values[p->name].data());
+      }
     const OptimizerConfig& o = *config_.optimizer;
     const float decay = static_cast<float>(change_.idle_step ? 1 - o.lr * o.weight_decay : 1);
     for (auto& [name, value] : values) {

@@ -14,7 +14,7 @@ enum class FlagKind { none, value, toggle };
 struct Key {
   std::string_view block;  ///< "deepspeed_config"; "": of the file itself; "flag": a flag alone
   std::string_view name;
-  Treatment treatment;    ///< applied: launch_file.cpp or configuration.cpp reads it
+  Treatment treatment;    ///< applied: flags/accelerate_flags.cpp or configuration.cpp reads it
   FlagKind flag;          ///< of `accelerate launch`, "--" and the name
   std::string_view note;  ///< the reason of another treatment, with the remedy of a refusal
   std::string_view help;  ///< of the flag; empty: --help does not show it
