@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-namespace rz {
+#include "core/deadline.h"
 
-class Deadline;
+namespace rz {
 
 /// A key-value store; thread-safe. Setting a key again replaces its value.
 class Store {

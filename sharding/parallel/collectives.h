@@ -14,6 +14,7 @@
 #include "../../autograd_lite/tape.h"
 #include "../../comm/communicator.h"
 #include "mesh.h"
+#include "traffic.h"
 
 namespace rz::functional {
 

@@ -58,7 +58,7 @@ class World {
   static World from_environment(const WorldOptions& = {});
   /// A group that is connected already. The local rank is that of the launch, else 0.
   explicit World(Communicator);
-  World(Communicator, const LaunchInfo&);
+  explicit World(Communicator, const LaunchInfo&);
 
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }

@@ -73,7 +73,7 @@ std::string remedy_of_ssh(const std::string& host, const std::string& why) {
   if (has("Host key verification failed") || has("HOST IDENTIFICATION HAS CHANGED"))
     return concat("Accept the host's key once, after a look at it: ssh ", host,
                   " true; an old one goes with: ssh-keygen -R ", host);
-  if (has("Connection refused") || has("timed out") || has("No route to host"))
+  if (has("Connection refused") || has("timed out") || has("not responding") || has("No route to host"))
     return concat("Start sshd there, open its port, or name another one: --rsh 'ssh -p PORT'; ping ", host);
   return concat("Let this user in without a password, then repeat: ssh-copy-id ", host, "; ssh ", host,
                 " true");

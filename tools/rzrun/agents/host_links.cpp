@@ -178,10 +178,7 @@ void HostLinks::watch(HostLink& a) {
   if (!a.connector.group && a.stream.ended() && !a.is_stopping) return lose(a, why_ended(a));
   const bool has_ended = a.connector.group && a.connector.process.is_over();
   if (!a.lost_at && (a.stream.ended() || has_ended)) a.lost_at = Deadline::after(time_to_end);
-  if (a.lost_at && ((a.stream.ended() && has_ended) || a.lost_at->expired())) {
-    if (has_ended) a.connector.kill_group();  // of what it has left, before its number can be another's
-    return lose(a, why_ended(a));
-  }
+  if (a.lost_at && ((a.stream.ended() && has_ended) || a.lost_at->expired())) return lose(a, why_ended(a));
   if (a.is_ready && a.silence.too_long())
     return lose(a, concat("no sign of its agent for ", Silence::limit.count(), " s"));
   if (!a.is_ready && a.ready_by.expired())
@@ -192,7 +189,9 @@ std::string HostLinks::why_ended(HostLink& a) {
   if (const char* name = a.leaves_by ? sigabbrev_np(a.leaves_by) : nullptr) return concat("SIG", name);
   hosts::Connector& c = a.connector;
   if (!c.group) return a.stream.why_ended();
-  if (!c.process.ended()) return concat(c.name, " has closed the connection");
+  if (!c.process.is_over()) return concat(c.name, " has closed the connection");
+  c.kill_group();  // what it has left, before its number can be another's
+  c.process.ended();
   const std::string text = concat(c.name, " ", describe(exit_status_of_wait(c.process.status())));
   return a.is_ready ? text : concat(text, " before an agent of rzrun began");
 }
