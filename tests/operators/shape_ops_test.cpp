@@ -457,7 +457,7 @@ TEST_P(BatchedProducts, HaveTheSameBitsForEveryNumberOfThreads) {
     for (const int threads : {1, 2, 8}) {
       const Stream other = Stream::host(threads);
       const Tensor out = empty(op.out);
-      op.forward({.out = out, .in = {a, b}, .stream = other});
+      op.forward({.stream = other, .in = {a, b}, .kept = {}, .out = out, .d_out = {}});
       of_threads.push_back(get(out));
       EXPECT_EQ(of_threads.back(), of_threads.front()) << op.name << " on " << threads << " threads";
     }
