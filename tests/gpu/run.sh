@@ -73,7 +73,7 @@ part_build() {
 }
 
 # A process a subject: making a context takes longer than most tests. tests/tools/gpu_run_test.sh compares these lists with the tests.
-kernels=(memory caching_allocator ops losses element_ops shape_ops image_ops linear attention optimizer_kernels peer_kernels)
+kernels=(memory caching_allocator ops losses element_ops shape_ops image_ops linear attention rotary conversion grad_norm optimizer_kernels peer_kernels)
 threads=(peer_cuda collectives loader muon power_sgd training hybrid graph_training mixed_precision engine offload)
 processes=(peer_cuda_processes nccl_processes)
 tests() {  # LIMIT SUBJECT…
