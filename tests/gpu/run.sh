@@ -99,6 +99,7 @@ part_sanitize() {
   check racecheck losses '*Labels*:*CrossEntropy*'
   check racecheck linear '*BiasGradient*'
   check racecheck optimizer_kernels '*'
+  check racecheck grad_norm '*'
   check memcheck collectives 'PeerCuda/*/0'
   check memcheck peer_cuda '*AGraphIsReplayed*'
   check memcheck training '*peer_cuda_ranks1_ddp'
