@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,6 +21,12 @@ inline Tensor random(const Shape& shape, const std::string& stream) {
   for (std::size_t i = 0; i < t.count(); ++i) {
     t.data<float>()[i] = static_cast<float>(2 * random_uniform(1, stream, i) - 1);
   }
+  return t;
+}
+
+inline Tensor integers(const Shape& shape, const std::vector<std::int32_t>& values) {
+  Tensor t = Tensor::empty(shape, DType::i32);
+  std::copy(values.begin(), values.end(), t.data<std::int32_t>());
   return t;
 }
 

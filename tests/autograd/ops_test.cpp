@@ -14,12 +14,6 @@
 namespace rz::nn {
 namespace {
 
-Tensor integers(const Shape& shape, std::vector<std::int32_t> values) {
-  Tensor t = Tensor::empty(shape, DType::i32);
-  std::copy(values.begin(), values.end(), t.data<std::int32_t>());
-  return t;
-}
-
 TEST(Ops, ALinearLayerWithALowRankUpdate) {
   const Tensor x = random({2, 3, 5}, "x"), bias = random({4}, "bias"), other = random({2, 3, 5}, "other"),
                a = random({2, 5}, "a"), b = random({4, 2}, "b");

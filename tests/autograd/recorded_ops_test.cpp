@@ -14,12 +14,6 @@
 namespace rz::nn {
 namespace {
 
-Tensor integers(const Shape& shape, std::vector<std::int32_t> values) {
-  Tensor t = Tensor::empty(shape, DType::i32);
-  std::copy(values.begin(), values.end(), t.data<std::int32_t>());
-  return t;
-}
-
 Var squared(Tape& tape, Var x) { return mul(tape, x, x); }
 
 /// An operator, and the shapes of its inputs, all of which may be parameters.
