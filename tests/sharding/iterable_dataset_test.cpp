@@ -313,7 +313,10 @@ TEST(IterableDataset, ErrorsNameShardAndSample) {
   for (const auto& [index, value, draw, length] : others) seen.insert(value);
   EXPECT_EQ(seen.size(), 23u);
   EXPECT_FALSE(seen.contains(1006));
-  // A batch that the sampler cannot make holds up none of the others.
+}
+
+/// It holds up none of the others.
+TEST(IterableDataset, ABatchThatTheSamplerCannotMakeIsAnErrorOfItsOwn) {
   struct Cut : DistributedBatchSampler {
     using DistributedBatchSampler::DistributedBatchSampler;
     Batch at(std::uint64_t epoch, std::uint64_t batch) const override {
@@ -330,6 +333,9 @@ TEST(IterableDataset, ErrorsNameShardAndSample) {
   EXPECT_STREQ(error_of([&] { cut.next(); }).what(), "cut");
   cut.skip_failed();
   EXPECT_EQ(cut.next()["value"].data<std::int64_t>()[0], 2);
+}
+
+TEST(IterableDataset, AShardWithoutSamplesOrReaderIsNamed) {
   const auto message = [](std::shared_ptr<const IterableDataset> source) {
     return std::string(error_of([&] { loader_of(std::move(source), {.workers = 1})->next(); }).what());
   };
