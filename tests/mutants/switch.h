@@ -1,6 +1,6 @@
 #pragma once
-/// The switches of the mutants (run.py): RZ_MUTANT in the environment is the number of the one that is on. The file
-/// RZ_MUTANT_REACHED gets the numbers of those that a process comes by.
+/// The switches of the mutants (run.py): RZ_MUTANT in the environment is the number of the one that is on.
+/// The file RZ_MUTANT_REACHED gets the numbers of those that a process comes by.
 
 #ifdef __cplusplus
 #include <fcntl.h>

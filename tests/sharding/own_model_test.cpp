@@ -106,9 +106,7 @@ TEST(OwnModel, TrainsWithTheSameBitsInEveryStrategy) {
 constexpr std::size_t rows = 8;
 
 /// u of tests/data/guide_models/make_expected.py.
-double uniform(const std::string& name, std::size_t i) {
-  return test::NamedUniform(name)[i];
-}
+double uniform(const std::string& name, std::size_t i) { return test::NamedUniform(name)[i]; }
 std::int32_t below(std::size_t n, const std::string& name, std::size_t i) {
   return static_cast<std::int32_t>(static_cast<double>(n) * uniform(name, i));
 }
