@@ -104,7 +104,7 @@ struct UpdateTrace::State {
   State(const TraceConfig& c, World& w) : config(c), world(w) {}
 
   std::int64_t last() const { return config.first_step + config.steps - 1; }
-  /// Microseconds since the beginning of the trace on rank 0.
+  /// Microseconds since the beginning of the trace on the rank that began first.
   std::string time(Clock::time_point at) const {
     return fixed(std::chrono::duration<double, std::micro>(at - origin).count(), 3);
   }
@@ -120,7 +120,7 @@ struct UpdateTrace::State {
     add(concat(R"({"name":")", kind, R"(","ph":"M","pid":)", world.rank(), R"(,"tid":)", track,
                R"(,"args":{"name":")", name, R"("}})"));
   }
-  /// The clock of rank 0, by the system's clocks. Collective.
+  /// The earliest beginning of all ranks, by the system's clocks: no event is before it. Collective.
   void agree_on_origin();
   /// The update in progress is the first that is recorded. Collective.
   void start_recording();
@@ -138,10 +138,11 @@ struct UpdateTrace::State {
 void UpdateTrace::State::agree_on_origin() {
   using std::chrono::nanoseconds;
   const auto system = std::chrono::system_clock::now().time_since_epoch();
-  std::int64_t first = std::chrono::duration_cast<nanoseconds>(system).count();
-  const std::int64_t own = first;
-  world.communicator().broadcast(Buffer(&first, 1), 0).wait();
-  origin = Clock::now() - nanoseconds(own - first);
+  const Clock::time_point here = Clock::now();  // the same instant, not that of the collective's end
+  const std::int64_t own = std::chrono::duration_cast<nanoseconds>(system).count();
+  std::int64_t first = own;
+  world.communicator().all_reduce(Buffer(&first, 1), ReduceOp::min).wait();
+  origin = here - nanoseconds(own - first);
 }
 
 void UpdateTrace::State::start_recording() {
