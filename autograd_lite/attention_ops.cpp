@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "autograd_lite/autocast.h"
+#include "autograd_lite/element_ops.h"
 #include "autograd_lite/saved_variable.h"
 
 namespace rz::nn {

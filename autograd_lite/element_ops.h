@@ -6,10 +6,25 @@
 /// log_softmax, sum and a scalar divided by a tensor compute in f32; operators of two tensors do if their
 /// dtypes differ; all others compute in the dtype of their input.
 
-#include "autocast.h"
+#include <utility>
+
 #include "tape.h"
 
 namespace rz::nn {
+
+// ---- dtypes: how operators follow Tape::autocast(). Without it each of autocast_*() returns its argument.
+// An undefined Var stays undefined; values that are not f32, f16 or bf16 are not cast.
+
+/// x in another dtype, f32, f16 or bf16, rounded to nearest; x itself if it has that dtype. The gradient is
+/// converted back. The cast of a parameter is not kept where the parameter's memory is released.
+Var cast(Tape&, Var x, DType);
+
+/// For products: in the dtype of autocast.
+Var autocast_low(Tape&, Var);
+/// For norms, softmax and losses: in f32.
+Var autocast_wide(Tape&, Var);
+/// For sums and element-wise products: both in f32 if their dtypes differ.
+std::pair<Var, Var> autocast_alike(Tape&, Var a, Var b);
 
 // ---- of one tensor: exp, log, sqrt, rsqrt, reciprocal, abs, relu, sigmoid, silu, tanh, sin, cos, softplus,
 // gelu_erf; with a parameter elu(x, alpha = 1), leaky_relu(x, negative_slope = 0.01), pow(x, exponent)

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "autograd_lite/element_ops.h"
 #include "autograd_lite/saved_variable.h"
 
 namespace rz::nn {

@@ -8,7 +8,6 @@
 #include <functional>
 
 #include "../tensor/image_ops.h"
-#include "autocast.h"
 #include "tape.h"
 
 namespace rz::nn {

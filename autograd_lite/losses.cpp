@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "autograd_lite/autocast.h"
+#include "autograd_lite/element_ops.h"
 #include "autograd_lite/saved_variable.h"
 #include "comm/core/integer_math.h"
 #include "tensor/ops.h"

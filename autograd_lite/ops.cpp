@@ -1,6 +1,5 @@
 #include "autograd_lite/ops.h"
 
-#include "autograd_lite/autocast.h"
 #include "autograd_lite/saved_variable.h"
 #include "comm/core/integer_math.h"
 #include "tensor/shape_ops.h"

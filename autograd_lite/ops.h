@@ -12,7 +12,6 @@
 
 #include "../tensor/ops.h"
 #include "attention_ops.h"
-#include "autocast.h"
 #include "element_ops.h"
 #include "shape_ops.h"
 #include "tape.h"

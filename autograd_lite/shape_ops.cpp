@@ -4,7 +4,7 @@
 #include <numeric>
 #include <optional>
 
-#include "autograd_lite/autocast.h"
+#include "autograd_lite/element_ops.h"
 #include "autograd_lite/saved_variable.h"
 #include "tensor/ops.h"
 #include "tensor/shape_ops.h"

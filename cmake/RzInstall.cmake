@@ -17,7 +17,7 @@ set(rz_headers
     tensor/attention_ops.h tensor/box.h tensor/element_ops.h tensor/element_ops.inc tensor/image_ops.h
     tensor/loss_ops.h tensor/ops.h tensor/pool.h tensor/shape_ops.h tensor/tensor.h
 
-    autograd_lite/attention_ops.h autograd_lite/autocast.h autograd_lite/element_ops.h autograd_lite/image_ops.h
+    autograd_lite/attention_ops.h autograd_lite/element_ops.h autograd_lite/image_ops.h
     autograd_lite/losses.h autograd_lite/ops.h autograd_lite/parameter.h autograd_lite/saved_variable.h
     autograd_lite/shape_ops.h autograd_lite/tape.h
     autograd_lite/nn/containers.h autograd_lite/nn/image_layers.h autograd_lite/nn/init.h autograd_lite/nn/layers.h
