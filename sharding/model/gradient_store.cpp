@@ -1,7 +1,6 @@
 #include "sharding/model/gradient_store.h"
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <utility>
 #include <vector>
@@ -37,15 +36,6 @@ void convert(const Tensor& out, const Tensor& in, float factor, const Stream& st
 }
 
 }  // namespace
-
-void check(const WireFormat& format) {
-  const DType type = format.communication_data_type.value_or(DType::f32);
-  require(type == DType::f32 || type == DType::bf16 || type == DType::f16, Errc::invalid_argument,
-          "communication_data_type is ", name(type), "; choose f32, bf16 or f16");
-  const double factor = format.gradient_predivide_factor;
-  require(factor > 0 && std::isfinite(factor), Errc::invalid_argument, "gradient_predivide_factor is ",
-          factor, ", expected a finite number above 0");
-}
 
 GradientWire::GradientWire(const WireFormat& format, ReduceOp result, bool overlap, Runtime& runtime)
     : format_(format), result_(result), overlap_(overlap), runtime_(runtime) {

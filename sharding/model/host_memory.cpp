@@ -9,13 +9,6 @@
 
 namespace rz {
 
-const char* name(OffloadDevice device) { return device == OffloadDevice::none ? "none" : "cpu"; }
-
-void check(const OffloadOptions& options, const char* key) {
-  require(options.ratio >= 0 && options.ratio <= 1, Errc::invalid_argument, key, ": ratio is ", options.ratio,
-          ", expected 0 to 1");
-}
-
 Allocator offload_allocator(const OffloadOptions& options, Device device) {
   if (!options.pin_memory) return allocate_host;
   return [device](std::size_t bytes) { return allocate_pinned(device, bytes); };

@@ -1,14 +1,10 @@
 #include "sharding/strategy/sharding_plan.h"
 
-#include <array>
-
 #include "comm/core/error.h"
 
 namespace rz {
 
 namespace {
-
-constexpr std::array strategy_names{"ddp", "zero1", "zero2", "zero3"};
 
 bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
 
@@ -21,25 +17,6 @@ void check(const Precision& p) {
 }
 
 }  // namespace
-
-const char* name(StrategyKind kind) { return strategy_names[static_cast<std::size_t>(kind)]; }
-
-StrategyKind strategy_from_name(std::string_view text) {
-  for (std::size_t i = 0; i < strategy_names.size(); ++i)
-    if (text == strategy_names[i]) return static_cast<StrategyKind>(i);
-  fail(Errc::config, "unknown strategy \"", text, "\"; choose ddp, zero1, zero2 or zero3");
-}
-
-const char* name(UnusedParameterPolicy choice) {
-  return choice == UnusedParameterPolicy::pytorch ? "pytorch" : "deepspeed";
-}
-
-UnusedParameterPolicy unused_parameter_policy_from_name(std::string_view text) {
-  for (const UnusedParameterPolicy choice :
-       {UnusedParameterPolicy::pytorch, UnusedParameterPolicy::deepspeed})
-    if (text == name(choice)) return choice;
-  fail(Errc::config, "unknown choice for unused parameters \"", text, "\"; choose pytorch or deepspeed");
-}
 
 ShardingPlan plan_of(StrategyKind kind) {
   using enum Placement;
