@@ -87,7 +87,7 @@ RemoteAgent::RemoteAgent(const std::vector<std::string>& shell, const std::strin
                          const std::string& program)
     : host_(host),
       errors_(memfd_create("errors", MFD_CLOEXEC)),
-      connector_(hosts::agent_command(shell, host, program), {}, errors_ ? errors_.get() : STDERR_FILENO) {}
+      connector_(hosts::remote_command(shell, host, program), {}, errors_ ? errors_.get() : STDERR_FILENO) {}
 
 RemoteAgent::~RemoteAgent() {
   connector_.in.close();

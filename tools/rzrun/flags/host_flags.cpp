@@ -265,7 +265,7 @@ std::vector<std::string> agent_command(const Starter& starter, const std::string
     if (starter.ssh_port) shell.insert(shell.end(), {"-p", concat(starter.ssh_port)});
   }
   for (const std::string& word : shell_words(starter.words, "--launcher_args")) shell.push_back(word);
-  return hosts::agent_command(shell, host, hosts::own_path(), std::filesystem::current_path().native());
+  return hosts::remote_command(shell, host, hosts::own_path(), std::filesystem::current_path().native());
 }
 
 Hosts choose_hosts(const Given& given, Remarks& remarks) {

@@ -19,8 +19,8 @@ std::vector<std::string> ssh_words() {
 
 std::string own_path() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
-std::vector<std::string> agent_command(std::vector<std::string> shell, const std::string& host,
-                                       const std::string& program, const std::string& folder) {
+std::vector<std::string> remote_command(std::vector<std::string> shell, const std::string& host,
+                                        const std::string& program, const std::string& folder) {
   if (is_this_host(host)) return {program, "--agent"};
   const std::string ports = environment_variable("RZ_PORTS").value_or("");
   shell.push_back(host);

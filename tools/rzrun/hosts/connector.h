@@ -17,8 +17,8 @@ std::string own_path();
 /// The words that start `program` --agent on a host, through a remote shell or without one on this host. In
 /// `folder`, unless it is empty. RZ_PORTS goes with them, since an agent chooses ports before it gets any
 /// variable.
-std::vector<std::string> agent_command(std::vector<std::string> shell, const std::string& host,
-                                       const std::string& program, const std::string& folder = {});
+std::vector<std::string> remote_command(std::vector<std::string> shell, const std::string& host,
+                                        const std::string& program, const std::string& folder = {});
 
 /// The process that starts agents, such as ssh, with pipes at its standard streams and in a process group of
 /// its own.
