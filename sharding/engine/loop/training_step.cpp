@@ -84,7 +84,7 @@ void TrainingStep::set_state(const State& state) {
   if (state.plateau) rates_.set_plateau(*state.plateau);
 }
 
-void TrainingStep::prepare(const Stream& stream) {
+void TrainingStep::set_scale_and_rates(const Stream& stream) {
   strategy_.settings().set_loss_scale(loss_scale());
   rates_.apply(schedule_unit_ == ScheduleUnit::epoch ? epochs_ : optimizer_->updates(), *optimizer_);
   if (stream.device().kind != Device::cuda) return;

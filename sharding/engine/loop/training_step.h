@@ -54,8 +54,8 @@ class TrainingStep {
   TrainingStep(Strategy&, std::unique_ptr<Optimizer>, LrSchedule, ScheduleUnit, const DsConfig&);
 
   /// Before the first pass of an update: loss scale, and rates.
-  void prepare(const Stream&);
-  /// After prepare(): the update was dropped.
+  void set_scale_and_rates(const Stream&);
+  /// After set_scale_and_rates(): the update was dropped.
   void cancel();
   /// After Strategy::clip_and_step() or a replay of it: what it did. Adjusts the loss scale. The report is
   /// complete, and the parameters are as before, at Errc::diverged: a loss was not finite; or the gradients
@@ -95,7 +95,7 @@ class TrainingStep {
   std::int64_t epochs_ = 0;
   std::optional<LossScaler> scaler_;  // f16 only, of parameters or autocast
   bool skip_overflow_;
-  bool counted_ = false;      // on a device: prepare() has counted the update in the optimizer
+  bool counted_ = false;      // on a device: set_scale_and_rates() has counted the update in the optimizer
   std::int64_t max_skipped_;  // in a row; 0: any number
   std::int64_t skipped_ = 0;  // in a row, up to the last update
 };

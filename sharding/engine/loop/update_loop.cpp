@@ -182,7 +182,7 @@ void UpdateLoop::begin_pass() {
     drop_graph();
     if (strategy_.reduced()) strategy_.zero_grad();  // those of run()
     reports_.losses().clear();
-    training_.prepare(tape_.stream());
+    training_.set_scale_and_rates(tape_.stream());
   }
   if (strategy_.reducing()) on_every_rank([&] { strategy_.finish_gradients(tape_.stream()); });
 }
@@ -344,7 +344,7 @@ void UpdateLoop::run(const std::function<nn::Loss(std::size_t)>& forward,
   dropped_by_ = nullptr;
   reports_.begin(start);
   seeds_.draw(passes_, tape_.stream());
-  training_.prepare(tape_.stream());
+  training_.set_scale_and_rates(tape_.stream());
   if (reports_.profiling()) drop_graph();
   graph_.run(
       tape_.stream(), captures(), [&] { run_passes(forward); },
