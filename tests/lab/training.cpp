@@ -10,6 +10,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "comm/device/allocate.h"
 #include "sharding/lm/updates.h"
 
 namespace rz::lab {
@@ -111,12 +112,16 @@ std::string config(int stage, const std::string& keys) {
 EngineOptions options(std::string config) { return {.config = std::move(config), .seed = 7, .log = nullptr}; }
 
 std::vector<float> values_of(Strategy& strategy, Module& module, const Stream& stream) {
-  std::vector<float> all;
-  for (const Parameter* p : module.parameters()) {
-    const Tensor value = strategy.values().whole(*p, stream).on_host(stream);
-    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
+  std::size_t count = 0;
+  for (const Parameter* p : module.parameters()) count += p->global_shape().count();
+  const Tensor all = Tensor::empty({count}, DType::f32, allocator_on(stream.device()));
+  for (std::size_t at = 0; const Parameter* p : module.parameters()) {
+    const Tensor value = strategy.values().whole(*p, stream);
+    memcpy_async(all.view(at, value.shape()).raw(), value.raw(), value.bytes(), stream);
+    at += value.count();
   }
-  return all;
+  const Tensor here = all.on_host(stream);  // one wait for the device, not one for each parameter
+  return {here.data<float>(), here.data<float>() + count};
 }
 std::vector<float> values_of(Engine& engine, Module& module) {
   return values_of(engine.strategy(), module, engine.stream());

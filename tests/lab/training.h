@@ -66,7 +66,7 @@ struct Trainer {
   Loader loader = engine.loader(samples());
 };
 
-/// Of all parameters, whole. Collective.
+/// Of all parameters, whole; on the stream of the strategy. Collective.
 std::vector<float> values_of(Strategy&, Module&, const Stream& = {});
 std::vector<float> values_of(Engine&, Module&);
 
