@@ -7,13 +7,6 @@
 
 namespace rz::lab {
 
-Mlp::Mlp(const MlpSizes& s)
-    : fc1(*this, "fc1", s.in, s.hidden),
-      fc2(*this, "fc2", s.hidden, s.classes),
-      drop(*this, "drop", s.dropout) {
-  if (s.buffer) register_buffer(mean, "mean", {s.buffer});
-}
-
 Batch batch(std::uint64_t number, std::size_t rows, const MlpSizes& s) {
   const Tensor x = Tensor::empty({rows, s.in}), y = Tensor::empty({rows}, DType::i32);
   std::vector<std::uint64_t> samples;

@@ -23,17 +23,18 @@ struct Model {
 struct MlpSizes {
   std::size_t in = 6, hidden = 16, classes = 5;
   double dropout = 0.2;
-  std::size_t buffer = 0;  ///< elements of a buffer, "mean"; 0: none
   std::uint64_t samples = 96;
   std::uint64_t ignored = 5;  ///< of so many targets the last one is ignored; 0: none
 };
 struct Mlp : Module {
-  explicit Mlp(const MlpSizes& = {});
+  explicit Mlp(const MlpSizes& s = {})
+      : fc1(*this, "fc1", s.in, s.hidden),
+        fc2(*this, "fc2", s.hidden, s.classes),
+        drop(*this, "drop", s.dropout) {}
   Var operator()(Tape& t, const Tensor& x) { return fc2(t, drop(t, nn::gelu(t, fc1(t, x)))); }
   nn::Loss operator()(Tape& t, const Batch& b) { return nn::cross_entropy(t, (*this)(t, b["x"]), b["y"]); }
   nn::Linear fc1, fc2;
   nn::Dropout drop;
-  ModuleBuffer mean;
 };
 /// The first ones; y, a class or -100, follows from x.
 std::shared_ptr<const Dataset> samples(const MlpSizes& = {});

@@ -33,6 +33,7 @@ const lab::MlpSizes sizes{.in = 5, .hidden = 7, .classes = 3, .dropout = 0.3, .s
 
 struct Net : lab::Mlp {
   Moment fails = Moment::nowhere;
+  ModuleBuffer mean;
   explicit Net(bool with_buffer = false) : Mlp(sizes) {
     if (with_buffer) register_buffer(mean, "mean", {2});
   }
