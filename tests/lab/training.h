@@ -56,12 +56,11 @@ std::string config(int stage, const std::string& keys = "");
 EngineOptions options(std::string config);
 
 /// A rank's net with its engine and a loader, for loops of a test's own.
-template <class Net = Mlp>
 struct Trainer {
   Trainer(World& world, EngineOptions o) : engine(initialize(world, net, std::move(o))) {}
   bool pass() { return engine.backward(net(engine.tape(), loader.next())), engine.step(); }
   const StepReport& update() { return engine.train_batch(loader, std::ref(net)); }
-  Net net;
+  Mlp net;
   Engine engine;
   Loader loader = engine.loader(samples());
 };
