@@ -72,9 +72,7 @@ Model gpt(const Gpt& g) {
              g.bucket ? concat(R"(, "reduce_bucket_size": )", g.bucket) : "", "}}"));
   m.options = [g, of_all = m.options](EngineOptions& o, Module& module) {
     of_all(o, module);
-    StrategyOptions& s = o.ds_config->strategy;
-    s.first_bucket_size =
-        std::min(s.first_bucket_size, s.reduce_bucket_size.value_or(s.first_bucket_size * 4) / 4);
+    if (g.bucket) o.ds_config->strategy.first_bucket_size = g.bucket / 4;
     if (!g.weights.empty()) return;
     o.initial_values = [n = g.config.n_layer](const Parameter& p, Range r, float* out) {
       test::gpt2_tiny_weights(p, n, r, out);
