@@ -51,7 +51,9 @@ lm::UpdateReport report_of(Engine&);
 
 /// The configuration of a run; that of mlp().
 std::string config(const Run&);
-std::string config(int stage, const std::string& keys = "");
+inline std::string config(int stage, const std::string& keys = "") {
+  return config({.strategy = static_cast<StrategyKind>(stage), .keys = keys});
+}
 /// With a seed, without a log.
 EngineOptions options(std::string config);
 
@@ -67,6 +69,6 @@ struct Trainer {
 
 /// Of all parameters, whole; on the stream of the strategy. Collective.
 std::vector<float> values_of(Strategy&, Module&, const Stream& = {});
-std::vector<float> values_of(Engine&, Module&);
+inline std::vector<float> values_of(Engine& e, Module& m) { return values_of(e.strategy(), m, e.stream()); }
 
 }  // namespace rz::lab
