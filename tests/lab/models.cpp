@@ -1,9 +1,7 @@
-#include "tests/lab/models.h"
-
 #include <cmath>
 
 #include "sharding/lm/updates.h"
-#include "tests/support/gpt2_tiny.h"
+#include "tests/lab/training.h"
 
 namespace rz::lab {
 
