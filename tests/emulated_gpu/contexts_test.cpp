@@ -17,8 +17,9 @@
 #include "comm/device/memory.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 #include "tests/emulated_gpu/nccl.h"
+#include "tests/gpu/on_card.h"
+#include "tests/lab/training.h"
 #include "tests/support/ranks.h"
-#include "tests/support/train_tiny.h"
 
 namespace rz::test {
 namespace {
@@ -163,14 +164,9 @@ TEST(Contexts, ARankOfNcclTouchesItsOwnDeviceAlone) {
 
 TEST(Contexts, TrainingTouchesItsOwnDeviceAlone) {
   in_a_process([] {
-    static_cast<void>(train_tiny("tiny", 1, StrategyKind::zero3, 1, [](TinyRun& run) {
-      run.comm = [](int) {
-        CommOptions options;
-        options.backend = "peer_cuda";
-        options.device = device;
-        return options;
-      };
-    }));
+    lab::train({.model = lab::gpt(), .strategy = StrategyKind::zero3, .updates = 1, .comm = [](int) {
+                  return on_a_card(device.index);
+                }});
     EXPECT_EQ(emulated::contexts(), only_that);
   });
 }

@@ -11,7 +11,7 @@
 #include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
-#include "tests/support/train_tiny.h"
+#include "tests/lab/training.h"
 
 namespace rz::test {
 namespace {
@@ -23,32 +23,23 @@ struct Case {
   std::string backend;
   StrategyKind kind;
   int ranks;
-  Precision precision{};
-  std::int64_t accumulation = 1;
-  bool sgd = false;
+  std::string keys{};
   double dropout = 0;
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 /// `graphs`: updates that ran as graphs, on rank 0.
-Reports run(const Case& c, bool graph, int* graphs, double loss_scale = 0) {
-  const Folder folder;
-  TinyRun run = smallest_run(c.kind, c.ranks, folder);
-  run.options.graph = graph;
-  run.options.strategy_options.precision = c.precision;
-  run.options.ds.precision.skip_overflow = c.precision.parameters == DType::f16;
-  run.options.ds.precision.loss_scale.fixed = loss_scale;
-  run.options.ds.precision.loss_scale.window = 2;
-  run.options.ds.sizes = {run.c.batch, run.c.batch / c.ranks / c.accumulation, c.accumulation};
-  run.c.config.embd_pdrop = run.c.config.attn_pdrop = run.c.config.resid_pdrop = c.dropout;
-  if (c.sgd)
-    run.options.ds.optimizer =
-        OptimizerConfig{.type = OptimizerConfig::Type::sgd, .lr = 0.1, .momentum = 0.9};
+lab::Trace run(const Case& c, bool graph, int* graphs) {
+  lab::Gpt gpt;
+  gpt.config.embd_pdrop = gpt.config.attn_pdrop = gpt.config.resid_pdrop = c.dropout;
+  lab::Run run{
+      .model = lab::gpt(gpt), .strategy = c.kind, .ranks = c.ranks, .updates = updates, .keys = c.keys};
+  run.options = [=](EngineOptions& o) { o.graph = graph; };
   run.comm = [&](int rank) { return on_card(rank, c.backend); };
-  run.each = [graphs](Engine& engine) {
+  run.each = [=](Engine& engine, Module&) {
     if (engine.world().is_main()) *graphs += engine.report().ran_graph;
   };
-  return train(run, updates);
+  return lab::train(run);
 }
 
 class GraphTraining : public OnDevice, public testing::WithParamInterface<Case> {};
@@ -57,28 +48,29 @@ TEST_P(GraphTraining, HasTheSameBits) {
   if (GetParam().backend == "nccl" && !emulated_device)
     GTEST_SKIP() << "NCCL needs a process a rank on a card of its own";
   int with = 0, without = 0;
-  const Reports plain = run(GetParam(), false, &without), graph = run(GetParam(), true, &with);
+  const lab::Trace plain = run(GetParam(), false, &without), graph = run(GetParam(), true, &with);
   EXPECT_EQ(without, 0);
   EXPECT_EQ(with, updates - 3);
-  expect_same_bits(plain, graph, "as a graph");
-  EXPECT_LT(graph.back().loss, graph.front().loss);
+  EXPECT_EQ(graph, plain);
+  EXPECT_LT(graph.updates.back().loss, graph.updates.front().loss);
 }
 
-constexpr Precision brain{DType::bf16, DType::bf16}, half{DType::f16, DType::f16};
+const std::string accumulated = R"("gradient_accumulation_steps": 2)";
 const Case cases[] = {
     {"zero3", "peer_cuda", StrategyKind::zero3, 2},
     // The scale doubles every other update; the graph reads it from memory.
-    {"f16", "peer_cuda", StrategyKind::zero1, 2, half},
+    {"f16", "peer_cuda", StrategyKind::zero1, 2, R"("fp16": {"enabled": true, "loss_scale_window": 2})"},
     {"nccl_ddp", "nccl", StrategyKind::ddp, 2},
     {"ddp", "peer_cuda", StrategyKind::ddp, 2},
     {"zero1", "peer_cuda", StrategyKind::zero1, 2},
     {"zero2", "peer_cuda", StrategyKind::zero2, 2},
     {"one_rank", "peer_cuda", StrategyKind::ddp, 1},
     {"nccl_zero3", "nccl", StrategyKind::zero3, 2},
-    {"bf16", "peer_cuda", StrategyKind::zero1, 2, brain},
-    {"accumulation", "peer_cuda", StrategyKind::zero2, 2, {}, 2},
-    {"sgd", "peer_cuda", StrategyKind::ddp, 2, {}, 1, true},
-    {"dropout", "peer_cuda", StrategyKind::zero1, 2, {}, 2, false, 0.2},
+    {"bf16", "peer_cuda", StrategyKind::zero1, 2, R"("bf16": {"enabled": true})"},
+    {"accumulation", "peer_cuda", StrategyKind::zero2, 2, accumulated},
+    {"sgd", "peer_cuda", StrategyKind::ddp, 2,
+     R"("optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "betas": null, "weight_decay": null}})"},
+    {"dropout", "peer_cuda", StrategyKind::zero1, 2, accumulated, 0.2},
 };
 INSTANTIATE_TEST_SUITE_P(Cases, GraphTraining,
                          testing::ValuesIn(std::begin(cases), checks_addresses ? cases + 3 : std::end(cases)),

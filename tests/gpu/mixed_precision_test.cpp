@@ -12,8 +12,7 @@
 #include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
-#include "tests/lab/group.h"
-#include "tests/support/train_tiny.h"
+#include "tests/lab/training.h"
 
 namespace rz::test {
 namespace {
@@ -26,13 +25,19 @@ CommOptions in_memory(int rank) {
   return {.timeout = std::chrono::seconds(60)};
 }
 
-std::function<void(TinyRun&)> in(Precision precision, const std::function<void(TinyRun&)>& change = {}) {
-  return [precision, change](TinyRun& run) {
-    run.options.strategy_options.precision = precision;
-    run.options.ds.precision.skip_overflow = precision.parameters == DType::f16;
-    run.comm = in_memory;
-    if (change) change(run);
-  };
+/// Three updates.
+lab::Run run_in(const Precision& precision, StrategyKind kind, const LossScaleOptions& loss_scale = {}) {
+  return {.model = lab::gpt(),
+          .strategy = kind,
+          .ranks = ranks,
+          .updates = 3,
+          .options =
+              [=](EngineOptions& o) {
+                o.ds_config->strategy.precision = precision;
+                o.ds_config->precision.skip_overflow = precision.parameters == DType::f16;
+                o.ds_config->precision.loss_scale = loss_scale;
+              },
+          .comm = in_memory};
 }
 
 class MixedPrecision : public OnDevice, public testing::WithParamInterface<Precision> {};
@@ -42,8 +47,10 @@ class MixedPrecision : public OnDevice, public testing::WithParamInterface<Preci
 /// overflows f16 with the initial factor, and rounding decides its norm. That ends the comparison.
 TEST_P(MixedPrecision, FollowsFloat64) {
   const TinyCase c = tiny_case("tiny");
-  const std::int64_t steps = checks_addresses ? 1 : emulated_device ? 2 : 11;
-  const Reports reports = train_tiny("tiny", ranks, StrategyKind::zero2, steps, in(GetParam()));
+  lab::Run run = run_in(GetParam(), StrategyKind::zero2);
+  run.model = lab::gpt(lab::of_case(c));
+  run.updates = checks_addresses ? 1 : emulated_device ? 2 : 11;
+  const auto reports = lab::train(run).updates;
   for (std::size_t i = 0; i < reports.size(); ++i) {
     EXPECT_NEAR(reports[i].loss, c.loss[i], 2e-2) << "update " << i;
     EXPECT_NEAR(reports[i].grad_norm, c.grad_norm[i], 0.05 * c.grad_norm[i]) << "update " << i;
@@ -52,39 +59,30 @@ TEST_P(MixedPrecision, FollowsFloat64) {
 }
 
 TEST_P(MixedPrecision, HasTheSameBitsForEveryStrategy) {
-  const Folder folder;
-  Reports first;
-  for (const StrategyKind kind : strategies) {
-    TinyRun run = smallest_run(kind, ranks, folder);
-    in(GetParam())(run);
-    run.options.ds.precision.loss_scale.fixed = 1024;
-    const Reports reports = train(run, 3);
-    if (first.empty()) first = reports;
-    expect_same_bits(first, reports, name(kind));
-    EXPECT_FALSE(reports.back().skipped);
-  }
+  const auto train_with = [](StrategyKind kind) {
+    return lab::train(run_in(GetParam(), kind, {.fixed = 1024}));
+  };
+  const lab::Trace first = train_with(StrategyKind::ddp);
+  for (const auto& update : first.updates) EXPECT_FALSE(update.skipped);
+  for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
+    EXPECT_EQ(train_with(kind), first) << name(kind);
 }
 
 class AutocastOnDevice : public OnDevice {};
 
 TEST_F(AutocastOnDevice, HasTheSameBitsForEveryStrategyAndFollowsF32) {
-  const auto train_with = [&](StrategyKind kind, std::optional<DType> autocast) {
-    const Folder folder;
-    TinyRun run = smallest_run(kind, ranks, folder);
-    in({})(run);
-    run.options.ds.precision.autocast = autocast;
-    return train(run, 3);
+  const auto train_with = [](StrategyKind kind) {
+    lab::Run run = run_in({}, kind);
+    run.keys = R"("torch_autocast": {"enabled": true, "dtype": "bfloat16"})";
+    return lab::train(run);
   };
-  const Reports full = train_with(StrategyKind::ddp, std::nullopt);
-  Reports first;
-  for (const StrategyKind kind : strategies) {
-    const Reports reports = train_with(kind, DType::bf16);
-    if (first.empty()) first = reports;
-    expect_same_bits(first, reports, name(kind));
-  }
-  ASSERT_FALSE(first.empty() || full.empty());
-  EXPECT_NE(first[0].loss, full[0].loss);
-  EXPECT_NEAR(first[0].loss, full[0].loss, 2e-2);
+  const lab::Trace first = train_with(StrategyKind::ddp);
+  for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
+    EXPECT_EQ(train_with(kind), first) << name(kind);
+  const double loss = first.updates.at(0).loss;
+  const double full = lab::train(run_in({}, StrategyKind::ddp)).updates.at(0).loss;
+  EXPECT_NE(loss, full);
+  EXPECT_NEAR(loss, full, 2e-2);
 }
 
 std::string precision_name(const testing::TestParamInfo<Precision>& info) {
@@ -106,7 +104,7 @@ float exact(const Parameter& p, std::size_t i) {
 
 TEST_F(Masters, AreImportedAndExportedUnchanged) {
   const Gpt2Config config{.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32};
-  for (const StrategyKind kind : strategies) {
+  for (const StrategyKind kind : lab::strategies) {
     std::mutex mutex;
     std::map<std::string, std::size_t> seen;
     lab::group(ranks, in_memory, [&](Communicator& comm) {
@@ -171,12 +169,9 @@ class Overflow : public OnDevice {};
 /// halved (hysteresis 2), and the loss stays as it is.
 TEST_F(Overflow, LeavesUpdatesOutAndLowersTheScale) {
   for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero3}) {
-    const Folder folder;
-    TinyRun run = smallest_run(kind, ranks, folder);
-    in({DType::f16, DType::f16})(run);
-    run.options.ds.precision.loss_scale.initial_power = 32;
-    const Reports r = train(run, 3);
+    const auto r = lab::train(run_in({DType::f16, DType::f16}, kind, {.initial_power = 32})).updates;
     const double scales[] = {0x1p32, 0x1p32, 0x1p31};
+    ASSERT_EQ(r.size(), std::size(scales));
     for (std::size_t i = 0; i < r.size(); ++i) {
       EXPECT_TRUE(r[i].skipped) << i;
       EXPECT_EQ(r[i].diverged, "") << i;
@@ -189,13 +184,12 @@ TEST_F(Overflow, LeavesUpdatesOutAndLowersTheScale) {
 /// A fixed factor, a power of two, does not change results unless gradients leave f16's range.
 TEST_F(Overflow, AFixedScaleIsDividedOut) {
   const auto with_scale = [](double scale) {
-    const Folder folder;
-    TinyRun run = smallest_run(StrategyKind::ddp, 1, folder);
-    in({DType::f16, DType::f32})(run);
-    run.options.ds.precision.loss_scale.fixed = scale;
-    return train(run, 3);
+    lab::Run run = run_in({DType::f16, DType::f32}, StrategyKind::ddp, {.fixed = scale});
+    run.ranks = 1;
+    return lab::train(run).updates;
   };
-  const Reports a = with_scale(1024), b = with_scale(4096);
+  const auto a = with_scale(1024), b = with_scale(4096);
+  ASSERT_EQ(a.size(), 3u);
   for (std::size_t i = 0; i < a.size(); ++i) {
     EXPECT_NEAR(a[i].grad_norm, b[i].grad_norm, 1e-3 * a[i].grad_norm) << i;
     EXPECT_NEAR(a[i].loss, b[i].loss, 1e-4) << i;

@@ -17,9 +17,8 @@
 #include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
-#include "tests/lab/group.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
-#include "tests/support/train_tiny.h"
 
 namespace rz::test {
 namespace {
@@ -45,36 +44,40 @@ struct Case {
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
-/// All values and states, by name and first element; and what the updates reported.
+/// All values and states, by name and first element; and what the updates left.
 struct Result {
-  Reports reports;
+  lab::Trace trace;
   std::map<std::string, std::vector<float>> elements;
   MemoryReport memory, predicted;  ///< of rank 0
 };
 
 /// `share_a_card`: all ranks are on the first device, as threads.
 Result run(const Case& c, bool offloads, bool graph = false, int updates = 3, bool share_a_card = false) {
-  const Folder folder;
-  TinyRun run = smallest_run(c.kind, c.ranks, folder);
-  if (c.ranks == 3) run.c.batch = 3;
-  run.options.ds.sizes = {run.c.batch, run.c.batch / c.ranks, 1};
-  StrategyOptions& o = run.options.strategy_options;
-  o.precision = c.precision;
-  if (c.one_bucket) o.reduce_bucket_size = o.first_bucket_size = 1 << 20;
-  o.gathers.param_persistence_threshold = c.persistent;
-  if (offloads)
-    o.offload_optimizer = c.state, o.offload_param = c.values, o.sub_group_size = c.sub_group_size;
-  run.options.ds.optimizer =
-      OptimizerConfig{.type = c.type, .lr = 1e-2, .momentum = 0.9, .weight_decay = 0.1};
-  run.options.ds.optimizer->amsgrad = run.options.ds.optimizer->centered = c.third_state;
-  run.options.ds.precision.skip_overflow = c.precision.parameters == DType::f16;
-  run.options.ds.precision.loss_scale.fixed = c.overflow ? 0 : 1024;
-  run.options.ds.precision.loss_scale.initial_power = 32;
-  run.options.graph = graph;
+  lab::Gpt gpt;
+  if (c.ranks == 3) gpt.batch = 3;
+  if (c.one_bucket) gpt.bucket = 1 << 20;
+  lab::Run run{.model = lab::gpt(gpt), .strategy = c.kind, .ranks = c.ranks, .updates = updates};
+  run.options = [&](EngineOptions& o) {
+    StrategyOptions& s = o.ds_config->strategy;
+    s.precision = c.precision;
+    s.gathers.param_persistence_threshold = c.persistent;
+    if (offloads)
+      s.offload_optimizer = c.state, s.offload_param = c.values, s.sub_group_size = c.sub_group_size;
+    o.ds_config->optimizer = {.type = c.type,
+                              .lr = 1e-2,
+                              .momentum = 0.9,
+                              .weight_decay = 0.1,
+                              .amsgrad = c.third_state,
+                              .centered = c.third_state};
+    o.ds_config->precision.skip_overflow = c.precision.parameters == DType::f16;
+    o.ds_config->precision.loss_scale = {.fixed = c.overflow ? 0.0 : 1024.0, .initial_power = 32};
+    o.graph = graph;
+  };
   run.comm = [=](int rank) { return on_a_card(share_a_card ? 0 : rank); };
   Result result;
   std::mutex mutex;
-  run.afterwards = [&](Engine& engine, Gpt2&) {
+  run.each = [&](Engine& engine, Module&) {  // before the values are gathered, which takes memory
+    if (engine.global_steps() < updates) return;
     const std::lock_guard lock(mutex);
     const auto keep = [&](const std::string& what, const Parameter& p, Range r, const float* x) {
       result.elements[concat(what, " of ", p.name, " from ", r.begin)].assign(x, x + r.count());
@@ -86,16 +89,18 @@ Result run(const Case& c, bool offloads, bool graph = false, int updates = 3, bo
     EXPECT_EQ(engine.report().ran_graph, updates > 3 && graph && !(share_a_card && offloads));
     if (!engine.world().is_main()) return;
     result.memory = engine.strategy().memory();
-    Gpt2 shapes(run.c.config);
-    const auto optimizer = make_optimizer(*run.options.ds.optimizer, Decay::matrices);
-    result.predicted = predicted_memory(c.kind, shapes, *optimizer, RankOf{0, c.ranks}, o, Device::cuda);
+    Gpt2 shapes(gpt.config);
+    const auto optimizer = make_optimizer(*engine.config().optimizer, Decay::matrices);
+    result.predicted = predicted_memory(c.kind, shapes, *optimizer, RankOf{0, c.ranks},
+                                        strategy_options(engine.config(), c.kind), Device::cuda);
   };
-  result.reports = train(run, updates);
+  result.trace = lab::train(run);
   return result;
 }
 
 void expect_same(const Result& with, const Result& without) {
-  expect_same_bits(with.reports, without.reports, "offloaded");
+  EXPECT_EQ(with.trace, without.trace);
+  ASSERT_FALSE(without.elements.empty());
   ASSERT_EQ(with.elements.size(), without.elements.size());
   for (const auto& [name, values] : without.elements) EXPECT_EQ(with.elements.at(name), values) << name;
 }
@@ -107,7 +112,7 @@ TEST_P(Offload, HasTheSameBits) {
   reschedule(1);
   const Result with = run(GetParam(), true);
   expect_same(with, without);
-  EXPECT_EQ(with.reports.front().skipped, GetParam().overflow);
+  EXPECT_EQ(with.trace.updates.front().skipped, GetParam().overflow);
   EXPECT_GT(with.memory.offloaded.total(), 0u);
   EXPECT_EQ(with.memory.offloaded.total() + with.memory.total() - with.memory.transient,
             without.memory.total() - without.memory.transient);

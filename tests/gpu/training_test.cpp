@@ -3,6 +3,8 @@
 // GPT-2 trained on devices: PyTorch's course in float64 for every strategy and number of ranks, and the same
 // bits whatever the schedule. Texts of models there are those of the host.
 
+#include "tests/lab/training.h"
+
 #include <algorithm>
 #include <memory>
 
@@ -15,17 +17,11 @@
 #include "comm/device/cuda_runtime.h"
 #include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
-#include "tests/support/train_tiny.h"
 
 namespace rz::test {
 namespace {
 
 using Setting = std::tuple<std::string, int, StrategyKind>;
-
-/// Ranks are threads, each on a device of its own if there are enough.
-std::function<void(TinyRun&)> on_devices(const std::string& backend) {
-  return [backend](TinyRun& run) { run.comm = [backend](int rank) { return on_card(rank, backend); }; };
-}
 
 /// An update takes the emulated device a second. One setting there goes to the end; the others, which have
 /// the same bits, run three updates.
@@ -40,8 +36,10 @@ TEST_P(Training, FollowsPyTorchInFloat64) {
   if (backend == "nccl" && !emulated_device)
     GTEST_SKIP() << "NCCL needs a process a rank on a card of its own; gpu_nccl_processes_test";
   const TinyCase c = tiny_case("tiny");
-  const std::int64_t steps = checks_addresses ? 1 : goes_all_the_way(GetParam()) ? c.steps : 3;
-  expect_close(train_tiny("tiny", ranks, kind, steps, on_devices(backend)), c);
+  lab::Run run{.model = lab::gpt(lab::of_case(c)), .strategy = kind, .ranks = ranks};
+  run.updates = checks_addresses ? 1 : goes_all_the_way(GetParam()) ? c.steps : 3;
+  run.comm = [on = backend](int rank) { return on_card(rank, on); };
+  expect_close(lab::train(run).updates, c);
 }
 
 std::string setting_name(const testing::TestParamInfo<Setting>& info) {
@@ -49,14 +47,14 @@ std::string setting_name(const testing::TestParamInfo<Setting>& info) {
                 name(std::get<2>(info.param)));
 }
 using Kinds = std::vector<StrategyKind>;
-INSTANTIATE_TEST_SUITE_P(Peers, Training,
-                         testing::Combine(testing::Values("peer_cuda"),
-                                          testing::ValuesIn(checks_addresses ? std::vector{2}
-                                                                             : std::vector{1, 2, 4}),
-                                          testing::ValuesIn(checks_addresses ? Kinds{StrategyKind::zero3}
-                                                                             : Kinds(std::begin(strategies),
-                                                                                     std::end(strategies)))),
-                         setting_name);
+INSTANTIATE_TEST_SUITE_P(
+    Peers, Training,
+    testing::Combine(testing::Values("peer_cuda"),
+                     testing::ValuesIn(checks_addresses ? std::vector{2} : std::vector{1, 2, 4}),
+                     testing::ValuesIn(checks_addresses
+                                           ? Kinds{StrategyKind::zero3}
+                                           : Kinds(std::begin(lab::strategies), std::end(lab::strategies)))),
+    setting_name);
 INSTANTIATE_TEST_SUITE_P(Others, Training,
                          testing::Combine(testing::Values("native", "nccl"), testing::Values(2),
                                           testing::ValuesIn(checks_addresses ? Kinds{StrategyKind::zero3}

@@ -14,6 +14,7 @@
 namespace rz::lab {
 
 using OptionsOfRank = std::function<CommOptions(int rank)>;
+using Body = std::function<void(Communicator&)>;
 
 /// A character for each rank, the same for those of one host.
 inline OptionsOfRank on_hosts(const std::string& hosts, const CommOptions& options = {}) {
@@ -24,20 +25,17 @@ inline OptionsOfRank on_hosts(const std::string& hosts, const CommOptions& optio
   };
 }
 
-inline void group(int ranks, const OptionsOfRank& options, const std::function<void(Communicator&)>& body) {
+inline void group(int ranks, const OptionsOfRank& options, const Body& body) {
   test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
     Communicator comm = Communicator::connect(rank, ranks, std::move(store), options(rank));
     body(comm);
   });
 }
-inline void group(int ranks, const CommOptions& options, const std::function<void(Communicator&)>& body) {
+inline void group(int ranks, const CommOptions& options, const Body& body) {
   group(ranks, OptionsOfRank([&](int) { return options; }), body);
 }
-inline void group(int ranks, const std::function<void(Communicator&)>& body) {
-  group(ranks, CommOptions{}, body);
-}
-inline void group(const std::string& hosts, const CommOptions& options,
-                  const std::function<void(Communicator&)>& body) {
+inline void group(int ranks, const Body& body) { group(ranks, CommOptions{}, body); }
+inline void group(const std::string& hosts, const CommOptions& options, const Body& body) {
   group(static_cast<int>(hosts.size()), on_hosts(hosts, options), [&](Communicator& comm) {
     SCOPED_TRACE(hosts);
     body(comm);

@@ -1,18 +1,9 @@
-#include "tests/lab/models.h"
-
 #include <cmath>
 
 #include "sharding/lm/updates.h"
-#include "tests/support/gpt2_tiny.h"
+#include "tests/lab/training.h"
 
 namespace rz::lab {
-
-Mlp::Mlp(const MlpSizes& s)
-    : fc1(*this, "fc1", s.in, s.hidden),
-      fc2(*this, "fc2", s.hidden, s.classes),
-      drop(*this, "drop", s.dropout) {
-  if (s.buffer) register_buffer(mean, "mean", {s.buffer});
-}
 
 Batch batch(std::uint64_t number, std::size_t rows, const MlpSizes& s) {
   const Tensor x = Tensor::empty({rows, s.in}), y = Tensor::empty({rows}, DType::i32);
@@ -79,9 +70,7 @@ Model gpt(const Gpt& g) {
              g.bucket ? concat(R"(, "reduce_bucket_size": )", g.bucket) : "", "}}"));
   m.options = [g, of_all = m.options](EngineOptions& o, Module& module) {
     of_all(o, module);
-    StrategyOptions& s = o.ds_config->strategy;
-    s.first_bucket_size =
-        std::min(s.first_bucket_size, s.reduce_bucket_size.value_or(s.first_bucket_size * 4) / 4);
+    if (g.bucket) o.ds_config->strategy.first_bucket_size = g.bucket / 4;
     if (!g.weights.empty()) return;
     o.initial_values = [n = g.config.n_layer](const Parameter& p, Range r, float* out) {
       test::gpt2_tiny_weights(p, n, r, out);

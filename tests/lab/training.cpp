@@ -5,16 +5,19 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <tuple>
 
+#include "comm/device/allocate.h"
 #include "sharding/lm/updates.h"
 
 namespace rz::lab {
-
 namespace {
+
+std::string_view bytes(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
 
 auto bits(const lm::UpdateReport& r) {
   const auto of = [](double x) { return std::bit_cast<std::uint64_t>(x); };
@@ -40,19 +43,13 @@ lm::UpdateReport update(const Run& run, Engine& engine, Module& module, Loader& 
 }  // namespace
 
 bool operator==(const Trace& a, const Trace& b) {
-  return std::ranges::equal(a.updates, b.updates, {}, bits, bits) && a.values.size() == b.values.size() &&
-         (a.values.empty() ||
-          std::memcmp(a.values.data(), b.values.data(), a.values.size() * sizeof(float)) == 0);
+  return std::ranges::equal(a.updates, b.updates, {}, bits, bits) && bytes(a.values) == bytes(b.values);
 }
 
 void PrintTo(const Trace& trace, std::ostream* out) {
-  out->precision(17);
-  for (const lm::UpdateReport& r : trace.updates)
-    *out << "\nupdate " << r.step << ": loss " << r.loss << ", norm " << r.grad_norm << ", lr " << r.lr
-         << ", loss scale " << r.loss_scale << (r.skipped ? ", skipped " : " ") << r.diverged;
-  const std::string_view bytes(reinterpret_cast<const char*>(trace.values.data()),
-                               trace.values.size() * sizeof(float));
-  *out << "\n" << trace.values.size() << " values of hash " << std::hash<std::string_view>()(bytes);
+  for (const lm::UpdateReport& r : trace.updates) *out << "\n" << lm::to_json(r) << " " << r.diverged;
+  const std::size_t hash = std::hash<std::string_view>()(bytes(trace.values));
+  *out << "\n" << trace.values.size() << " values of hash " << hash;
 }
 
 Trace train(const Run& run) {
@@ -95,6 +92,7 @@ lm::UpdateReport report_of(Engine& engine) {
           .without_terms = r.without_terms};
 }
 
+EngineOptions options(std::string config) { return {.config = std::move(config), .seed = 7, .log = nullptr}; }
 std::string config(const Run& run) {
   nlohmann::json all = nlohmann::json::parse(run.model.config);
   all["zero_optimization"]["stage"] = static_cast<int>(run.strategy);
@@ -104,22 +102,18 @@ std::string config(const Run& run) {
   all.merge_patch(nlohmann::json::parse("{" + run.keys + "}"));
   return all.dump();
 }
-std::string config(int stage, const std::string& keys) {
-  return config({.strategy = static_cast<StrategyKind>(stage), .keys = keys});
-}
-
-EngineOptions options(std::string config) { return {.config = std::move(config), .seed = 7, .log = nullptr}; }
 
 std::vector<float> values_of(Strategy& strategy, Module& module, const Stream& stream) {
-  std::vector<float> all;
-  for (const Parameter* p : module.parameters()) {
-    const Tensor value = strategy.values().whole(*p, stream).on_host(stream);
-    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
+  std::size_t count = 0;
+  for (const Parameter* p : module.parameters()) count += p->global_shape().count();
+  const Tensor all = Tensor::empty({count}, DType::f32, allocator_on(stream.device()));
+  for (std::size_t at = 0; const Parameter* p : module.parameters()) {
+    const Tensor value = strategy.values().whole(*p, stream);
+    memcpy_async(all.view(at, value.shape()).raw(), value.raw(), value.bytes(), stream);
+    at += value.count();
   }
-  return all;
-}
-std::vector<float> values_of(Engine& engine, Module& module) {
-  return values_of(engine.strategy(), module, engine.stream());
+  const Tensor here = all.on_host(stream);  // one wait for the device, not one for each parameter
+  return {here.data<float>(), here.data<float>() + count};
 }
 
 }  // namespace rz::lab

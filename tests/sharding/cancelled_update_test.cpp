@@ -33,6 +33,7 @@ const lab::MlpSizes sizes{.in = 5, .hidden = 7, .classes = 3, .dropout = 0.3, .s
 
 struct Net : lab::Mlp {
   Moment fails = Moment::nowhere;
+  ModuleBuffer mean;
   explicit Net(bool with_buffer = false) : Mlp(sizes) {
     if (with_buffer) register_buffer(mean, "mean", {2});
   }
@@ -395,7 +396,7 @@ TEST(FailedUpdates, GradientsThatAreNotFiniteAreAnErrorInF32) {
 
 /// Updates of a model in bf16 whose batch is not finite on the ranks that `bad` selects.
 template <class Bad>
-Error diverged_update(World& world, Trainer<>& t, const Bad& bad) {
+Error diverged_update(World& world, Trainer& t, const Bad& bad) {
   const Batch b = batch(0);
   if (bad(world.rank())) b["x"].data<float>()[0] = NAN;
   return test::error_of([&] {

@@ -20,9 +20,17 @@ namespace {
 
 constexpr std::int64_t saved_after = 3;
 
+struct Net final : lab::Mlp {
+  explicit Net(const lab::MlpSizes& sizes) : Mlp(sizes) { register_buffer(mean, "mean", {3}); }
+  ModuleBuffer mean;
+};
+
 /// 12 samples per update, in as few micro-batches of at most 3 as possible, or in micro-batches of `micro`.
 lab::Run run_of(int ranks, int stage, const std::string& keys = "", double dropout = 0, int micro = 0) {
-  return {.model = lab::mlp({.hidden = 19, .dropout = dropout, .buffer = 3, .samples = 60, .ignored = 0}),
+  const lab::MlpSizes sizes{.hidden = 19, .dropout = dropout, .samples = 60, .ignored = 0};
+  lab::Model model = lab::mlp(sizes);
+  model.make = [=] { return std::make_unique<Net>(sizes); };
+  return {.model = model,
           .strategy = static_cast<StrategyKind>(stage),
           .ranks = ranks,
           .keys = concat(R"("gradient_accumulation_steps": null, "train_batch_size": 12, )",
@@ -174,7 +182,7 @@ TEST(CheckpointMatrix, SixteenBitsAndF32ReadEachOther) {
 TEST(CheckpointMatrix, EveryStrategyLoadsTheWeightsOfEveryOther) {
   const test::Folder folder;
   const auto marked = [](Module& net) -> float& {
-    return dynamic_cast<lab::Mlp&>(net).mean.value.data<float>()[1];
+    return dynamic_cast<Net&>(net).mean.value.data<float>()[1];
   };
   for (lab::Run run : {run_of(1, 0), run_of(2, 2), run_of(3, 3), run_of(2, 1, bf16)}) {
     const std::string dir = folder / concat(run.ranks, "-", name(run.strategy));

@@ -94,7 +94,7 @@ TEST(Engine, HasTheBitsOfALoopByHandInEveryStage) {
 
 TEST(Engine, ABatchIsReadBeforeTheNextOneIsTaken) {
   lab::world(2, [](World& world) {
-    lab::Trainer<> own(world, options(config(1))), in_one(world, options(config(1)));
+    Trainer own(world, options(config(1))), in_one(world, options(config(1)));
     struct {
       Loader& loader;
       Batch memory = batch(0);
@@ -457,14 +457,13 @@ TEST(Engine, ActivationCheckpointingRunsBlocksTwiceWithTheSameBits) {
   lab::world(2, [](World& world) {
     for (const int stage : {0, 3}) {
       const auto run = [&](const char* checkpointing) {
-        Trainer<Blocks> t(world, options(config(stage, checkpointing)));
-        Trace out;
-        for (int u = 0; u < 3; ++u) {
-          t.update();
-          out.updates.push_back(lab::report_of(t.engine));
-        }
-        out.values = values_of(t.engine, t.net);
-        return std::pair(out, t.net.calls());
+        lab::Run run{.strategy = static_cast<StrategyKind>(stage), .updates = 3, .keys = checkpointing};
+        run.model.make = std::make_unique<Blocks>;
+        run.model.loss = [](Module& m, Tape& t, const Batch& b) { return dynamic_cast<Blocks&>(m)(t, b); };
+        run.whole_updates = true;
+        int calls = 0;
+        run.end = [&](Engine&, Module& m) { calls = dynamic_cast<Blocks&>(m).calls(); };
+        return std::pair(lab::train(world, run), calls);
       };
       const auto [plain, calls] = run("");
       const auto [recomputed, calls_again] = run(R"("activation_checkpointing": {"number_checkpoints": 2})");

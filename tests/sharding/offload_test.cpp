@@ -8,10 +8,9 @@
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/group.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 #include "tests/support/toy_training.h"
-#include "tests/support/train_tiny.h"
 
 namespace rz {
 namespace {
@@ -81,17 +80,19 @@ TEST_P(Tiles, DoNotChangeResults) {
 }
 
 TEST(SubGroups, DoNotChangeResultsInMixedPrecision) {
-  const test::Folder folder;
-  const auto reports = [&](StrategyKind kind, std::size_t size) {
-    test::TinyRun run = test::smallest_run(kind, 2, folder);
-    run.options.strategy_options.precision = {DType::bf16, DType::bf16};
-    run.options.strategy_options.sub_group_size = size;
-    return test::train(run, 4);
+  const auto trace = [](StrategyKind kind, std::size_t size) {
+    return lab::train(
+        {.model = lab::gpt(),
+         .strategy = kind,
+         .ranks = 2,
+         .updates = 4,
+         .keys =
+             concat(R"("bf16": {"enabled": true}, "zero_optimization": {"sub_group_size": )", size, "}")});
   };
-  const test::Reports expected = reports(StrategyKind::ddp, 1 << 30);
+  const lab::Trace expected = trace(StrategyKind::ddp, 1 << 30);
   for (const StrategyKind kind : kinds)
     for (const std::size_t size : {64, 320})
-      test::expect_same_bits(reports(kind, size), expected, name(kind));
+      EXPECT_EQ(trace(kind, size), expected) << name(kind) << " " << size;
 }
 
 /// Does nothing, and notes the elements of each call.

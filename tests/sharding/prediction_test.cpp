@@ -9,9 +9,8 @@
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/group.h"
+#include "tests/lab/training.h"
 #include "tests/support/toy_training.h"
-#include "tests/support/train_tiny.h"
 
 namespace rz {
 namespace {
@@ -176,25 +175,24 @@ TEST_P(Prediction, IsWhatIsHeldByGroupsWithDifferentStates) {
 
 /// GPT-2 in bf16, whose tied embedding stands in the first and in the last scope.
 TEST(PredictionOfGpt2, IsWhatIsHeld) {
-  const test::Folder folder;
   for (const StrategyKind kind : kinds)
     for (const Precision precision : {brain, brain_f32}) {
-      test::TinyRun run = test::smallest_run(kind, 2, folder);
-      StrategyOptions& o = run.options.strategy_options;
-      o.precision = precision;
-      o.rebuild = false;
-      Traffic before;
-      run.each = [&](Engine& engine) {
-        if (!engine.world().is_main()) return;
-        const Strategy& strategy = engine.strategy();
-        Gpt2 shapes(run.c.config);
-        if (before != Traffic{}) {
-          EXPECT_EQ(held(strategy), predicted_memory(kind, shapes, *make_adamw({}), RankOf{0, 2}, o));
-        }
-        before = strategy.traffic().total();
+      lab::Run run{.model = lab::gpt(), .strategy = kind, .ranks = 2, .updates = 3};
+      run.options = [&](EngineOptions& o) {
+        o.ds_config->strategy.precision = precision;
+        o.ds_config->strategy.rebuild = false;
       };
-      test::train(run, 3);
-      EXPECT_NE(before, Traffic{});
+      std::atomic<int> compared = 0;
+      run.each = [&](Engine& engine, Module&) {
+        Gpt2 shapes(lab::Gpt().config);
+        EXPECT_EQ(held(engine.strategy()),
+                  predicted_memory(kind, shapes, *make_adamw({}), RankOf{engine.world().rank(), 2},
+                                   strategy_options(engine.config(), kind)));
+        EXPECT_NE(engine.strategy().traffic().total(), Traffic{});
+        ++compared;
+      };
+      lab::train(run);
+      EXPECT_EQ(compared, 2 * 3);
     }
 }
 
