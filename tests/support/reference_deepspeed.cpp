@@ -7,6 +7,7 @@
 
 #include "comm/core/text.h"
 #include "sharding/io/json.h"
+#include "tensor/ops.h"
 #include "tests/support/shared_fixture.h"
 
 namespace rz::test {
@@ -50,6 +51,13 @@ double deviation_at(const std::vector<T>& deviations, std::size_t update) {
 }
 
 }  // namespace
+
+void round_to(DType precision, std::span<float> values) {
+  const Tensor whole = Tensor::borrow(values.data(), {values.size()});
+  const Tensor rounded = Tensor::empty({values.size()}, precision);
+  ops::copy(rounded, whole, {});
+  ops::copy(whole, rounded, {});
+}
 
 DeepSpeedRun read_deepspeed_run(const std::string& path) {
   const nlohmann::json run = parse_json(read_text_file(path), path, JsonDialect::strict);

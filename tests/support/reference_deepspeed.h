@@ -3,8 +3,11 @@
 /// "deepspeed", which are read alike.
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
+
+#include "tensor/tensor.h"
 
 namespace rz::test {
 
@@ -22,6 +25,9 @@ struct DeepSpeedRun {
   std::vector<double> loss_mean, loss_deviation;
   std::vector<std::optional<double>> norm_mean, norm_deviation;
 };
+
+/// In place: each value becomes the nearest one of the precision.
+void round_to(DType precision, std::span<float> values);
 
 DeepSpeedRun read_deepspeed_run(const std::string& path);
 

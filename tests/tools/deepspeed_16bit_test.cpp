@@ -11,24 +11,15 @@
 #include "sharding/data/tokens.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/strategy/strategy.h"
-#include "tensor/ops.h"
 #include "tests/support/gpt2_tiny.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference_deepspeed.h"
 #include "tests/support/shared_fixture.h"
-#include "tests/support/train_tiny.h"
 
 namespace rz::test {
 namespace {
 
 using Values = std::map<std::string, std::vector<float>>;
-
-void round_to(DType precision, std::vector<float>& values) {
-  const Tensor whole = Tensor::borrow(values.data(), {values.size()});
-  const Tensor rounded = Tensor::empty({values.size()}, precision);
-  ops::copy(rounded, whole, {});
-  ops::copy(whole, rounded, {});
-}
 
 /// What a run does otherwise than DeepSpeed with sharding.
 struct Change {

@@ -5,11 +5,11 @@
 
 #include <cstdlib>
 
-#include "sharding/io/json.h"
+#include "tests/lab/training.h"
+#include "tests/support/folder.h"
 #include "tests/support/reference_deepspeed.h"
 #include "tests/support/rounding_bound.h"
 #include "tests/support/shared_fixture.h"
-#include "tests/support/train_tiny.h"
 
 namespace rz::lm {
 namespace {
@@ -21,42 +21,36 @@ struct Placement {
   int ranks;
 };
 
-/// Options of a run of train_lm with this configuration, and with weight decay of all parameters as
-/// DeepSpeed has it.
-TinyOptions options_of(const std::string& config, Placement at) {
-  TinyOptions o;
-  o.ds = parse_ds_config(config, "ds.json", {}, {.ranks = at.ranks});
-  o.strategy = at.kind;
-  o.strategy_options = strategy_options(o.ds, at.kind);
-  o.decay = Decay::all;
-  o.seq_len = shared_fixture::sequence_length;
-  return o;
-}
+using Updates = std::vector<UpdateReport>;
 
-/// DeepSpeed rounds a model to 16 bits before it makes the masters, so the start is rounded.
-Reports train_own(const DeepSpeedRun& run, Placement at,
-                  const std::function<void(TinyOptions&)>& change = {}) {
-  const Folder folder;
-  const TinyCase c = tiny_case("tiny");
-  TinyRun tiny{c, at.ranks, options_of(run.config, at), folder / "start.safetensors"};
-  write_tiny_start(c.config, tiny.checkpoint, tiny.options.strategy_options.precision.parameters);
-  if (change) change(tiny.options);
-  return train(tiny, static_cast<std::int64_t>(run.lr.size()));
-}
-
-Reports train_shared(const DeepSpeedRun& run, Placement at) {
-  const Folder folder;
-  TinyRun tiny{tiny_case("tiny"), at.ranks, options_of(run.config, at), folder / "start.safetensors"};
-  tiny.tokens = shared_fixture::folder() + "/tokens.bin";
-  shared_fixture::write_start(tiny.checkpoint);
-  return train(tiny, static_cast<std::int64_t>(run.lr.size()));
+/// As train_lm does with this configuration, but with weight decay of all parameters as DeepSpeed has it.
+/// DeepSpeed rounds a model to 16 bits before it makes the masters, so the start of a case is rounded.
+Updates train(const DeepSpeedRun& run, Placement at,
+              const lab::LanguageData& data = {shared_fixture::sequence_length}) {
+  const Gpt2Config gpt2 = tiny_case("tiny").config;
+  const auto options = [&](EngineOptions& o) {
+    o.decay = Decay::all;
+    if (!data.weights.empty()) return;
+    const DType precision = o.ds_config->strategy.precision.parameters;
+    o.initial_values = [&gpt2, precision](const Parameter& p, Range r, float* out) {
+      gpt2_tiny_weights(p, gpt2.n_layer, r, out);
+      round_to(precision, {out, r.count()});
+    };
+  };
+  return lab::train({.model = lab::language(
+                         data, [&] { return std::make_unique<Gpt2>(gpt2); }, run.config),
+                     .strategy = at.kind,
+                     .ranks = at.ranks,
+                     .updates = std::ssize(run.lr),
+                     .options = options})
+      .updates;
 }
 
 /// Rates (except for torch's own annealing, a unit in the last place), skipped updates and loss scales agree
 /// exactly.
-void expect_same_course(const Reports& reports, const DeepSpeedRun& run) {
-  ASSERT_EQ(reports.size(), run.lr.size());
-  for (const UpdateReport& r : reports) {
+void expect_same_course(const Updates& updates, const DeepSpeedRun& run) {
+  ASSERT_EQ(updates.size(), run.lr.size());
+  for (const UpdateReport& r : updates) {
     SCOPED_TRACE(concat("update ", r.step));
     if (run.config.find("CosineAnnealingLR") == std::string::npos)
       EXPECT_EQ(r.lr, run.lr[r.step]);
@@ -69,8 +63,8 @@ void expect_same_course(const Reports& reports, const DeepSpeedRun& run) {
   }
 }
 
-void expect_same_values(const Reports& reports, const DeepSpeedRun& run, double loss, double norm) {
-  for (const UpdateReport& r : reports) {
+void expect_same_values(const Updates& updates, const DeepSpeedRun& run, double loss, double norm) {
+  for (const UpdateReport& r : updates) {
     SCOPED_TRACE(concat("update ", r.step));
     EXPECT_NEAR(r.loss, run.loss[r.step], loss);
     const double expected = run.grad_norm[r.step].value_or(0);  // DeepSpeed computes none without clipping
@@ -80,9 +74,9 @@ void expect_same_values(const Reports& reports, const DeepSpeedRun& run, double 
   }
 }
 
-int beyond_rounding(const Reports& reports, const DeepSpeedRun& run) {
+int beyond_rounding(const Updates& updates, const DeepSpeedRun& run) {
   std::vector<double> loss, norm;
-  for (const UpdateReport& r : reports) loss.push_back(r.loss), norm.push_back(r.grad_norm);
+  for (const UpdateReport& r : updates) loss.push_back(r.loss), norm.push_back(r.grad_norm);
   return test::beyond_rounding(run, loss, norm);
 }
 
@@ -102,7 +96,7 @@ std::vector<Placement> placements(const std::string& name, const DeepSpeedRun& r
   const std::size_t index = index_of(name);
   const bool overflows = name.find("overflow") != name.npos;
   std::vector<Placement> all;
-  for (const StrategyKind kind : strategies)
+  for (const StrategyKind kind : lab::strategies)
     for (const int ranks : placement_ranks)
       if (!overflows || ranks == run.ranks) all.push_back({kind, ranks});
   if (every_placement()) return all;
@@ -116,12 +110,12 @@ TEST_P(OwnDeepSpeedRuns, AreFollowed) {
   const DeepSpeedRun run = own_deepspeed_run(GetParam());
   for (const Placement at : placements(GetParam(), run)) {
     SCOPED_TRACE(concat(name(at.kind), " on ", at.ranks, " ranks"));
-    const Reports reports = train_own(run, at);
-    expect_same_course(reports, run);
+    const Updates updates = train(run, at);
+    expect_same_course(updates, run);
     if (run.loss_mean.empty()) {
-      expect_same_values(reports, run, 2e-4, 1e-3);
+      expect_same_values(updates, run, 2e-4, 1e-3);
     } else {
-      EXPECT_EQ(beyond_rounding(reports, run), 0);
+      EXPECT_EQ(beyond_rounding(updates, run), 0);
     }
   }
 }
@@ -143,9 +137,13 @@ TEST_P(SharedDeepSpeedRuns, HaveTheSameRatesAndLosses) {
   if (shared_deepspeed_folder().empty()) GTEST_SKIP() << "no ../shared/fixtures/deepspeed beside the sources";
   const auto& [name, at] = GetParam();
   const DeepSpeedRun run = shared_deepspeed_run(name);
-  const Reports reports = train_shared(run, at);
-  expect_same_course(reports, run);
-  for (const UpdateReport& r : reports) {
+  const Folder folder;
+  const std::string start = folder / "start.safetensors";
+  shared_fixture::write_start(start);
+  const Updates updates =
+      train(run, at, {shared_fixture::sequence_length, start, shared_fixture::folder() + "/tokens.bin"});
+  expect_same_course(updates, run);
+  for (const UpdateReport& r : updates) {
     const double bound = test::rounding_bound(run.loss_deviation.at(r.step), 2e-4);
     EXPECT_NEAR(r.loss, run.loss[r.step], bound) << "update " << r.step;
   }

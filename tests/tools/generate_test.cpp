@@ -17,8 +17,9 @@
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/tokenizer/tokenizer.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
+#include "tests/support/gpt2_tiny.h"
 #include "tests/support/program.h"
-#include "tests/support/train_tiny.h"
 
 namespace rz {
 namespace {
@@ -35,19 +36,14 @@ Gpt2Config config_of(std::size_t vocabulary) {
 /// A folder with a GPT-2 whose tokens are bytes.
 class GenerateTool : public testing::Test {
  protected:
-  GenerateTool() {
-    std::filesystem::create_directories(model());
-    write_model(256);
-  }
+  GenerateTool() { write_model(256); }
   void write_model(std::size_t vocabulary) const {
     const Gpt2Config config = config_of(vocabulary);
-    test::write_tiny_start(config, model() + "/model.safetensors");
     put("config.json", config_json(Gpt2(config)));
+    test::write_tiny_start(config, model() + "/model.safetensors");
   }
   std::string model() const { return folder_ / "model"; }
-  void put(const std::string& name, const std::string& text) const {
-    std::ofstream(model() + "/" + name) << text;
-  }
+  void put(const std::string& name, const std::string& text) const { folder_.put("model/" + name, text); }
 
   struct Outcome {
     int status;
