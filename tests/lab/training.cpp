@@ -84,6 +84,16 @@ Trace train(World& world, const Run& run) {
   return out;
 }
 
+Trace train_in_every_strategy(Run run) {
+  run.strategy = StrategyKind::ddp;
+  const Trace first = train(run);
+  for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3}) {
+    run.strategy = kind;
+    EXPECT_EQ(train(run), first) << name(kind);
+  }
+  return first;
+}
+
 lm::UpdateReport report_of(Engine& engine) {
   const StepReport& r = engine.report();
   return {.step = static_cast<std::uint64_t>(r.step),

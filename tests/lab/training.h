@@ -46,6 +46,8 @@ void PrintTo(const Trace&, std::ostream*);
 Trace train(const Run&);
 /// On a rank of a group that the caller has made.
 Trace train(World&, const Run&);
+/// In each strategy, which must leave the same bits.
+Trace train_in_every_strategy(Run);
 /// Of the engine's last update.
 lm::UpdateReport report_of(Engine&);
 
