@@ -27,8 +27,7 @@ auto bits(const lm::UpdateReport& r) {
 
 lm::UpdateReport update(const Run& run, Engine& engine, Module& module, Loader& loader) {
   auto* const model = dynamic_cast<LanguageModel*>(&module);
-  EXPECT_FALSE(run.before && (model || run.whole_updates))
-      << "no hook is before a micro-batch of a whole update";
+  EXPECT_FALSE(run.before && (model || run.whole_updates)) << "a whole update does not call before()";
   if (model) return lm::update(engine, *model, loader, 1).value();
   const auto loss = [&](Tape& t, const Batch& b) { return run.model.loss(module, t, b); };
   std::int64_t micro = engine.global_steps() * engine.config().sizes.accumulation;
@@ -54,8 +53,7 @@ void PrintTo(const Trace& trace, std::ostream* out) {
 
 Trace train(const Run& run) {
   std::vector<Trace> all(static_cast<std::size_t>(run.ranks));
-  world(run.ranks, run.comm,
-        [&](World& world) { all[static_cast<std::size_t>(world.rank())] = train(world, run); });
+  world(run.ranks, run.comm, [&](World& w) { all[static_cast<std::size_t>(w.rank())] = train(w, run); });
   EXPECT_TRUE(std::ranges::all_of(all[0].values, [](float x) { return std::isfinite(x); }));
   for (std::size_t r = 1; r < all.size(); ++r) EXPECT_EQ(all[r], all[0]) << "rank " << r << " and rank 0";
   return all[0];
@@ -81,24 +79,27 @@ Trace train(World& world, const Run& run) {
   return out;
 }
 
+Trace train_in_every_strategy(Run run) {
+  run.strategy = StrategyKind::ddp;
+  const Trace first = train(run);
+  for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
+    EXPECT_EQ((run.strategy = kind, train(run)), first) << name(kind);
+  return first;
+}
+
 lm::UpdateReport report_of(Engine& engine) {
   const StepReport& r = engine.report();
-  return {.step = static_cast<std::uint64_t>(r.step),
-          .loss = engine.loss(),
-          .grad_norm = r.grad_norm,
-          .lr = r.lr,
-          .loss_scale = r.loss_scale,
-          .skipped = r.skipped,
-          .without_terms = r.without_terms};
+  lm::UpdateReport out{static_cast<std::uint64_t>(r.step), engine.loss(), r.grad_norm, r.lr};
+  out.loss_scale = r.loss_scale, out.skipped = r.skipped, out.without_terms = r.without_terms;
+  return out;
 }
 
 EngineOptions options(std::string config) { return {.config = std::move(config), .seed = 7, .log = nullptr}; }
 std::string config(const Run& run) {
   nlohmann::json all = nlohmann::json::parse(run.model.config);
   all["zero_optimization"]["stage"] = static_cast<int>(run.strategy);
-  if (run.mesh != MeshSizes{})
-    all["ringzero"]["mesh"] = {
-        {"replicate", run.mesh.replicate}, {"shard", run.mesh.shard}, {"tp", run.mesh.tp}};
+  if (const MeshSizes& m = run.mesh; m != MeshSizes{})
+    all["ringzero"]["mesh"] = {{"replicate", m.replicate}, {"shard", m.shard}, {"tp", m.tp}};
   all.merge_patch(nlohmann::json::parse("{" + run.keys + "}"));
   return all.dump();
 }

@@ -103,10 +103,9 @@ void PrintTo(const Trace&, std::ostream*);
 
 /// The trace of rank 0, of threads as ranks; those of all ranks must be equal.
 Trace train(const Run&);
-/// On a rank of a group that the caller has made.
-Trace train(World&, const Run&);
-/// Of the engine's last update.
-lm::UpdateReport report_of(Engine&);
+Trace train(World&, const Run&);      ///< on a rank of a group that the caller has made
+Trace train_in_every_strategy(Run);   ///< each leaves the same bits
+lm::UpdateReport report_of(Engine&);  ///< of its last update
 
 /// The configuration of a run; that of mlp().
 std::string config(const Run&);

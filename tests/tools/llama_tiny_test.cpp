@@ -14,68 +14,27 @@
 #include "sharding/huggingface/families.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/io/json.h"
-#include "tests/lab/world.h"
+#include "sharding/lm/updates.h"
+#include "tests/lab/training.h"
+#include "tests/support/folder.h"
 #include "tests/support/gpt2_tiny.h"
-#include "tests/support/train_tiny.h"
 
 namespace rz::lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
 
-constexpr StrategyKind strategies[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
-                                       StrategyKind::zero3};
-
-struct Training {
-  std::string model;    ///< folder
-  std::string weights;  ///< file or folder
-  std::string tokens;
-  std::int64_t batch = 0;
-  std::size_t seq_len = 0;
-  bool recompute = false;
-  std::string save{};  ///< folder
-  DType dtype = DType::f32;
-  MeshSizes mesh{};
-};
-
-/// Every rank must report the same.
-Reports train(const Training& run, int ranks, StrategyKind kind, std::int64_t steps) {
-  std::vector<Reports> reports(static_cast<std::size_t>(ranks));
-  lab::world(ranks, [&](World& world) {
-    const auto model = language_model_from_config(run.model);
-    model->checkpoint_activations(run.recompute);
-    const PretrainedWeights weights(run.weights, *model);
-    EngineOptions e;
-    e.ds_config.emplace();
-    e.ds_config->optimizer =
-        OptimizerConfig{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-    e.ds_config->mesh = resolved(run.mesh, ranks, 0);
-    e.ds_config->sizes = {run.batch, run.batch / e.ds_config->mesh.data(), 1};
-    e.ds_config->gradient_clipping = 0;
-    e.ds_config->strategy.precision.parameters = e.ds_config->strategy.precision.gradients = run.dtype;
-    e.decay = Decay::matrices;
-    e.strategy = kind;
-    e.initial_values = [&](const Parameter& p, Range elements, float* out) {
-      weights.read(p, elements, out);
-    };
-    e.expected_terms = static_cast<double>(run.batch) * static_cast<double>(run.seq_len);
-    e.threads = 1;
-    e.log = nullptr;
-    Engine engine = initialize(world, *model, std::move(e));
-    const Tokens tokens = Tokens::from_file(run.tokens);
-    Loader loader = token_loader(engine, tokens, run.seq_len,
-                                 batch_sampler(engine, tokens.samples(run.seq_len), false, 0));
-    for (std::int64_t i = 0; i < steps; ++i)
-      reports[static_cast<std::size_t>(world.rank())].push_back(
-          update(engine, *model, loader, run.seq_len).value());
-    if (!run.save.empty()) save(engine, *model, run.save);
-  });
-  for (const Reports& r : reports) expect_same_bits(reports[0], r, "ranks");
-  return reports[0];
+/// `config`: a folder, or its config.json. An update is of `batch` samples.
+lab::Model model_of(const std::string& config, const lab::LanguageData& data, std::int64_t batch) {
+  return lab::language(
+      data, [=] { return language_model_from_config(config); },
+      concat(R"({"train_batch_size": )", batch, R"(, "gradient_accumulation_steps": 1, "gradient_clipping": 0,
+          "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}},
+          "zero_optimization": {"stage3_param_persistence_threshold": 0}})"));
 }
 
-void expect_near(const Reports& reports, const nlohmann::json& expected) {
-  for (const UpdateReport& r : reports) {
+void expect_near(const lab::Trace& trace, const nlohmann::json& expected) {
+  for (const UpdateReport& r : trace.updates) {
     EXPECT_NEAR(r.loss, expected.at("loss").at(r.step).get<double>(), 2e-5) << "update " << r.step;
     const double norm = expected.at("grad_norm").at(r.step);
     EXPECT_NEAR(r.grad_norm, norm, 1e-4 * norm) << "update " << r.step;
@@ -131,12 +90,9 @@ class LlamaTiny : public testing::TestWithParam<const char*> {
     write_tensors(model()->parameters(), folder_ / "start.safetensors");
   }
   std::unique_ptr<LanguageModel> model() const { return language_model_from_config(folder_ / "config.json"); }
-  Training run() const {
-    return {.model = folder_ / "config.json",
-            .weights = folder_ / "start.safetensors",
-            .tokens = tiny_tokens(),
-            .batch = all_.at("batch"),
-            .seq_len = case_.at("sequence_length")};
+  lab::Model trained(const std::string& weights = "start.safetensors") const {
+    return model_of(folder_ / "config.json", {case_.at("sequence_length"), folder_ / weights},
+                    all_.at("batch"));
   }
 
   Folder folder_;
@@ -144,30 +100,31 @@ class LlamaTiny : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(LlamaTiny, TrainsAsPyTorchDoesInFloat64InEveryStrategy) {
-  for (const int ranks : {1, 3}) {
-    const Reports first = train(run(), ranks, StrategyKind::ddp, 6);
-    ASSERT_EQ(first.size(), case_.at("loss").size());
-    expect_near(first, case_);
-    if (ranks == 1) continue;
-    for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
-      expect_same_bits(first, train(run(), ranks, kind, 6), name(kind));
+  for (const lab::Trace& trace :
+       {lab::train({.model = trained(), .updates = 6}),
+        lab::train_in_every_strategy({.model = trained(), .ranks = 3, .updates = 6})}) {
+    ASSERT_EQ(trace.updates.size(), case_.at("loss").size());
+    expect_near(trace, case_);
   }
 }
 
 TEST_P(LlamaTiny, RecomputationChangesNoBit) {
-  Training again = run();
-  again.recompute = true;
-  expect_same_bits(train(run(), 2, StrategyKind::zero3, 2), train(again, 2, StrategyKind::zero3, 2),
-                   "recompute");
+  lab::Run run{.model = trained(), .strategy = StrategyKind::zero3, .ranks = 2, .updates = 2};
+  const lab::Trace kept = lab::train(run);
+  run.keys = R"("activation_checkpointing": {"partition_activations": true})";
+  EXPECT_EQ(lab::train(run), kept);
 }
 
 TEST_P(LlamaTiny, WhatIsLoadedIsSavedAgain) {
   write_shards(*model(), folder_ / "shards");
-  Training again = run();
-  again.save = folder_ / "again";
   for (const char* weights : {"start.safetensors", "shards"}) {
-    again.weights = folder_ / weights;
-    train(again, 2, StrategyKind::zero3, 0);
+    lab::train({.model = trained(weights),
+                .strategy = StrategyKind::zero3,
+                .ranks = 2,
+                .updates = 0,
+                .end = [&](Engine& engine, Module& m) {
+                  save(engine, dynamic_cast<LanguageModel&>(m), folder_ / "again");
+                }});
     EXPECT_EQ(read_text_file((folder_ / "again") + "/model.safetensors"),
               read_text_file(folder_ / "start.safetensors"));
   }
@@ -202,12 +159,9 @@ nlohmann::json expected_of(const std::string& part) {
   return parse_json(read_text_file(file), file, JsonDialect::strict);
 }
 
-Training training_of(const std::string& part, const nlohmann::json& expected) {
-  return {.model = fixture + part,
-          .weights = fixture + part,
-          .tokens = fixture + "/tokens.bin",
-          .batch = 8,
-          .seq_len = expected.at("sequence_length")};
+lab::Model model_of(const std::string& part, const nlohmann::json& expected) {
+  return model_of(fixture + part, {expected.at("sequence_length"), fixture + part, fixture + "/tokens.bin"},
+                  8);
 }
 
 class LlamaSharedFixture : public testing::TestWithParam<std::tuple<int, StrategyKind>> {};
@@ -218,13 +172,13 @@ TEST_P(LlamaSharedFixture, TrainsAsPyTorchDoesInFloat64) {
   const auto& [ranks, kind] = GetParam();
   const nlohmann::json all = expected_of("");
   for (const std::string part : {"", "/sharded"}) {
-    const Training run = training_of(part, all);
-    expect_near(train(run, ranks, kind, part.empty() ? all.at("steps").get<std::int64_t>() : 3),
-                all.at("float64"));
+    lab::Run run{.model = model_of(part, all), .strategy = kind, .ranks = ranks, .updates = 3};
+    if (part.empty()) run.updates = all.at("steps");
+    expect_near(lab::train(run), all.at("float64"));
   }
 }
 INSTANTIATE_TEST_SUITE_P(Settings, LlamaSharedFixture,
-                         testing::Combine(testing::Values(1, 2, 4), testing::ValuesIn(strategies)),
+                         testing::Combine(testing::Values(1, 2, 4), testing::ValuesIn(lab::strategies)),
                          [](const auto& info) {
                            return concat("ranks_", std::get<0>(info.param), "_",
                                          name(std::get<1>(info.param)));
@@ -236,13 +190,14 @@ TEST_P(LlamaOnAMesh, EveryStageTrainsAsPyTorchDoesInFloat64) {
   if (!std::filesystem::exists(fixture))
     GTEST_SKIP() << "no ../shared/fixtures/llama_tiny beside the sources";
   const nlohmann::json all = expected_of("");
-  Training run = training_of("", all);
-  run.mesh = GetParam();
-  const int ranks = run.mesh.ranks();
-  expect_near(train(run, ranks, StrategyKind::zero3, all.at("steps").get<std::int64_t>()), all.at("float64"));
-  const Reports ddp = train(run, ranks, StrategyKind::ddp, 3);
-  for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
-    expect_same_bits(ddp, train(run, ranks, kind, 3), name(kind));
+  lab::Run run{.model = model_of("", all),
+               .strategy = StrategyKind::zero3,
+               .ranks = GetParam().ranks(),
+               .mesh = GetParam(),
+               .updates = all.at("steps")};
+  expect_near(lab::train(run), all.at("float64"));
+  run.updates = 3;
+  lab::train_in_every_strategy(run);
 }
 INSTANTIATE_TEST_SUITE_P(Sizes, LlamaOnAMesh,  // two key heads
                          testing::Values(MeshSizes{2, 2, 1}, MeshSizes{1, 1, 2}, MeshSizes{1, 2, 2},
@@ -283,20 +238,15 @@ TEST(LlamaInBf16, LossesAreThoseOfFloat64WithinRounding) {
   if (!std::filesystem::exists(fixture))
     GTEST_SKIP() << "no ../shared/fixtures/llama_tiny beside the sources";
   const nlohmann::json rounded = expected_of("/bf16"), all = expected_of("");
-  Training first = training_of("/bf16", rounded), course = training_of("", all);
+  lab::Run first{.model = model_of("/bf16", rounded), .updates = 1},
+      course{.model = model_of("", all), .updates = 5};
   const double loss = rounded.at("first_loss");
-  EXPECT_NEAR(train(first, 1, StrategyKind::ddp, 1)[0].loss, loss, 2e-5) << "in f32";
-  first.dtype = course.dtype = DType::bf16;
+  EXPECT_NEAR(lab::train(first).updates.at(0).loss, loss, 2e-5) << "in f32";
+  first.keys = course.keys = R"("bf16": {"enabled": true})";
   for (const int ranks : {1, 2}) {
-    Reports firsts, courses;
-    for (const StrategyKind kind : strategies) {
-      const Reports once = train(first, ranks, kind, 1), often = train(course, ranks, kind, 5);
-      if (firsts.empty()) firsts = once, courses = often;
-      expect_same_bits(firsts, once, name(kind));
-      expect_same_bits(courses, often, name(kind));
-    }
-    EXPECT_NEAR(firsts[0].loss, loss, Bf16Bound::first()) << ranks;
-    for (const UpdateReport& r : courses)
+    first.ranks = course.ranks = ranks;
+    EXPECT_NEAR(lab::train_in_every_strategy(first).updates.at(0).loss, loss, Bf16Bound::first()) << ranks;
+    for (const UpdateReport& r : lab::train_in_every_strategy(course).updates)
       EXPECT_NEAR(r.loss, all.at("float64").at("loss").at(r.step).get<double>(), Bf16Bound::after(r.step))
           << ranks << " ranks, update " << r.step;
   }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,9 +14,10 @@
 #include "sharding/checkpoint/open_tensors.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/io/json.h"
+#include "sharding/lm/updates.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/world.h"
-#include "tests/support/train_tiny.h"
+#include "tests/lab/training.h"
+#include "tests/support/folder.h"
 
 namespace rz::lm {
 namespace {
@@ -40,7 +40,6 @@ const json few = json::parse(R"({"intermediate_size": 5})");  // the last of fou
 const json gpt_neox = json::parse(R"({"model_type": "gpt_neox", "num_hidden_layers": 2, "hidden_size": 24,
     "intermediate_size": 37, "num_attention_heads": 12, "rotary_pct": 1.0, "max_position_embeddings": 16,
     "vocab_size": 257, "tie_word_embeddings": false, "hidden_act": "gelu", "initializer_range": 0.2})");
-constexpr std::size_t seq_len = 12;
 
 json with(json base, const json& changes) {
   base.merge_patch(changes);
@@ -56,64 +55,25 @@ struct Row {
 
 void PrintTo(const Row& row, std::ostream* out) { *out << row.name; }
 
-/// Eight micro-batches of one sample an update, over the ranks with other data, and clipped. eps: a gradient
-/// that is 0 but for rounding, such as that of a bias of keys, then moves nothing.
-json config_of(const json& changes) {
-  return with(
-      {{"train_batch_size", 8},
-       {"train_micro_batch_size_per_gpu", 1},
-       {"gradient_clipping", 0.5},
-       {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-2}, {"eps", 1e-3}, {"weight_decay", 0.1}}}}}},
-      changes);
+/// Two updates of eight micro-batches of one sample, over the ranks with other data, and clipped. eps: a
+/// gradient that is 0 but for rounding, such as that of a bias of keys, then moves nothing.
+lab::Run run_of(const Row& row, const Folder& folder, const json& changes) {
+  const json all{
+      {"train_batch_size", 8},
+      {"train_micro_batch_size_per_gpu", 1},
+      {"gradient_clipping", 0.5},
+      {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-2}, {"eps", 1e-3}, {"weight_decay", 0.1}}}}},
+      {"zero_optimization", {{"stage3_param_persistence_threshold", 0}}}};
+  folder.put("config.json", row.model.dump());
+  return {.model = lab::language(
+              {12}, [path = folder / "config.json"] { return language_model_from_config(path); },
+              with(all, with(row.config, changes)).dump()),
+          .updates = 2};
 }
 
-struct ModelRun {
-  json model, config;
-  MeshSizes mesh{1, 1, 1};
-  StrategyKind kind = StrategyKind::ddp;
-  std::int64_t updates = 2;
-  std::function<void(Engine&, LanguageModel&)> before{}, afterwards{};  ///< on every rank
-};
-
-struct Outcome {
-  Reports reports;
-  std::vector<float> values;  ///< of all parameters, whole
-};
-
-Outcome train(const ModelRun& run) {
-  const Folder folder;
-  std::ofstream(folder / "config.json") << run.model.dump();
-  const int ranks = run.mesh.ranks();
-  std::vector<Outcome> all(static_cast<std::size_t>(ranks));
-  lab::world(ranks, [&](World& world) {
-    const auto model = language_model_from_config(folder / "config.json");
-    EngineOptions e;
-    e.config = run.config.dump();
-    e.mesh = run.mesh;
-    e.strategy = run.kind;
-    e.seed = 5;
-    e.threads = 1;
-    e.log = nullptr;
-    Engine engine = initialize(world, *model, std::move(e));
-    ASSERT_EQ(engine.mesh().sizes(), run.mesh);
-    if (run.before) run.before(engine, *model);
-    const Tokens tokens = Tokens::from_file(tiny_tokens());
-    Loader loader =
-        token_loader(engine, tokens, seq_len, batch_sampler(engine, tokens.samples(seq_len), false, 0));
-    Outcome& out = all[static_cast<std::size_t>(world.rank())];
-    for (std::int64_t i = 0; i < run.updates; ++i)
-      out.reports.push_back(update(engine, *model, loader, seq_len).value());
-    for (const Parameter* p : model->parameters()) {
-      const Tensor value = engine.strategy().values().whole(*p);
-      out.values.insert(out.values.end(), value.data<float>(), value.data<float>() + value.count());
-    }
-    if (run.afterwards) run.afterwards(engine, *model);
-  });
-  for (const Outcome& o : all) {
-    expect_same_bits(all[0].reports, o.reports, "ranks");
-    EXPECT_TRUE(o.values == all[0].values) << "the same values on all ranks";
-  }
-  return all[0];
+void expect_near(const UpdateReport& a, const UpdateReport& b, double rounding) {
+  EXPECT_NEAR(a.loss, b.loss, rounding * b.loss) << "update " << a.step;
+  EXPECT_NEAR(a.grad_norm, b.grad_norm, 10 * rounding * b.grad_norm) << "update " << a.step;
 }
 
 double norm_of_difference(const std::vector<float>& a, const std::vector<float>& b) {
@@ -154,31 +114,23 @@ class MeshModels : public testing::TestWithParam<Row> {};
 /// In the order of a run whose bits do not depend on the number of ranks, masks are those of the samples.
 TEST_P(MeshModels, TrainAsOnOneRankWithTheSameBitsInEveryStage) {
   const Row& row = GetParam();
-  ModelRun run{.model = row.model, .config = config_of(with(row.config, invariant))};
-  ModelRun still = run;
-  still.updates = 0;
-  const Outcome one = train(run), start = train(still);
-  const double change = norm_of_difference(one.values, start.values);
+  const Folder folder;
+  lab::Run run = run_of(row, folder, invariant);
+  const lab::Trace one = lab::train(run);
+  run.updates = 0;
+  const double change = norm_of_difference(one.values, lab::train(run).values);
   EXPECT_GT(change, 0);
+  run.updates = 2;
   for (const MeshSizes& mesh :
        {MeshSizes{1, 1, 2}, MeshSizes{1, 1, 3}, MeshSizes{1, 1, 4}, MeshSizes{1, 2, 2}, MeshSizes{2, 2, 1},
         MeshSizes{2, 1, 2}, MeshSizes{2, 2, 2}}) {
     SCOPED_TRACE(describe(mesh));
     run.mesh = mesh;
-    run.kind = StrategyKind::ddp;
-    const Outcome ddp = train(run);
-    for (std::size_t i = 0; i < one.reports.size(); ++i) {
-      const UpdateReport &a = ddp.reports[i], &b = one.reports[i];
-      EXPECT_NEAR(a.loss, b.loss, row.rounding * b.loss) << "update " << i;
-      EXPECT_NEAR(a.grad_norm, b.grad_norm, 10 * row.rounding * b.grad_norm) << "update " << i;
-    }
-    EXPECT_LT(norm_of_difference(ddp.values, one.values), 100 * row.rounding * change);
-    for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3}) {
-      run.kind = kind;
-      const Outcome other = train(run);
-      expect_same_bits(ddp.reports, other.reports, name(kind));
-      EXPECT_TRUE(other.values == ddp.values) << name(kind);
-    }
+    run.ranks = mesh.ranks();
+    run.start = [&](Engine& engine, Module&) { ASSERT_EQ(engine.mesh().sizes(), mesh); };
+    const lab::Trace on_mesh = lab::train_in_every_strategy(run);
+    for (std::size_t i = 0; i < 2; ++i) expect_near(on_mesh.updates.at(i), one.updates.at(i), row.rounding);
+    EXPECT_LT(norm_of_difference(on_mesh.values, one.values), 100 * row.rounding * change);
   }
 }
 
@@ -220,32 +172,30 @@ TEST_P(MeshFiles, KeepTheirBitsFromEachMeshToTheNext) {
       {{2, 2, 2}, StrategyKind::zero3}, {{1, 1, 3}, StrategyKind::zero3}, {{1, 1, 1}, StrategyKind::ddp}};
   const Folder folder;
   const auto path = [&](const char* what, std::size_t i) { return folder / concat(what, i).c_str(); };
-  std::vector<Outcome> next;
+  std::vector<UpdateReport> next;
   for (std::size_t i = 0; i < std::size(meshes); ++i) {
-    SCOPED_TRACE(concat("mesh ", i, ", ", describe(meshes[i].first)));
-    ModelRun run{.model = row.model,
-                 .config = config_of(with(row.config, {{"train_batch_size", 12}})),
-                 .mesh = meshes[i].first,
-                 .kind = meshes[i].second,
-                 .updates = i == 0 ? 2 : 0};
-    run.before = [&](Engine& engine, LanguageModel&) {
+    const MeshSizes& mesh = meshes[i].first;
+    SCOPED_TRACE(concat("mesh ", i, ", ", describe(mesh)));
+    lab::Run run = run_of(row, folder, {{"train_batch_size", 12}});
+    run.strategy = meshes[i].second;
+    run.ranks = mesh.ranks();
+    run.mesh = mesh;
+    run.start = [&](Engine& engine, Module&) {
+      ASSERT_EQ(engine.mesh().sizes(), mesh);
       EXPECT_EQ(engine.load_checkpoint(path("checkpoint", i == 0 ? 0 : i - 1)).has_value(), i > 0);
     };
-    run.afterwards = [&](Engine& engine, LanguageModel& model) {
+    run.end = [&](Engine& engine, Module& model) {
       engine.save_checkpoint(path("checkpoint", i));
-      save(engine, model, path("model", i));
+      save(engine, dynamic_cast<LanguageModel&>(model), path("model", i));
       if (lora_options(model)) engine.save_adapter(path("adapter", i));
     };
-    train(run);
-    run.updates = 1;
-    run.before = [&](Engine& engine, LanguageModel&) {
-      EXPECT_TRUE(engine.load_checkpoint(path("checkpoint", i)));
-    };
-    run.afterwards = {};
-    next.push_back(train(run));
-    EXPECT_NEAR(next[i].reports[0].loss, next[0].reports[0].loss, row.rounding * next[0].reports[0].loss);
-    EXPECT_NEAR(next[i].reports[0].grad_norm, next[0].reports[0].grad_norm,
-                10 * row.rounding * next[0].reports[0].grad_norm);
+    lab::train(run);
+    run.updates = 3;
+    run.start = [&](Engine& engine, Module&) { EXPECT_TRUE(engine.load_checkpoint(path("checkpoint", i))); };
+    run.end = {};
+    next.push_back(lab::train(run).updates.at(0));
+    EXPECT_EQ(next[i].step, 2u);
+    expect_near(next[i], next[0], row.rounding);
     if (i == 0) continue;
     expect_same_contents(open_checkpoint(path("checkpoint", i), TensorPart::all),
                          open_checkpoint(path("checkpoint", 0), TensorPart::all));
