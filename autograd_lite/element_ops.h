@@ -1,6 +1,7 @@
 #pragma once
-/// Element-wise operators and sums on a tape, with PyTorch's names and broadcasting (tensor/element_ops.h).
-/// The gradient of an operand that was broadcast is the sum over the repeated elements.
+/// Element-wise operators, sums and casts on a tape, with PyTorch's names and broadcasting
+/// (tensor/element_ops.h). The gradient of an operand that was broadcast is the sum over the repeated
+/// elements.
 ///
 /// With Tape::autocast(), as with torch.autocast: exp, log, rsqrt, reciprocal, softplus, pow, softmax,
 /// log_softmax, sum and a scalar divided by a tensor compute in f32; operators of two tensors do if their

@@ -149,7 +149,8 @@ struct StrategyOptions {
   /// the parameters of a scope are. Default: 25 MiB in f32; in zero2, which holds whole gradients of a
   /// bucket until it is reduced, at most an eighth of the elements of the model, but at least 2^16.
   std::optional<std::size_t> reduce_bucket_size{};
-  /// As above for the bucket that is reduced first, so that communication begins early. Not in zero3.
+  /// As above for the bucket that is reduced first, so that communication begins early; at most
+  /// reduce_bucket_size. Not in zero3.
   std::size_t first_bucket_size = std::size_t{1} << 18;
   /// Elements that one call gathers at most, unless a single parameter has more; not in ddp. As updated
   /// values are gathered by the buckets that were reduced, the smaller of the two limits holds for both.

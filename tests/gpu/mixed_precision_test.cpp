@@ -25,7 +25,7 @@ CommOptions in_memory(int rank) {
   return {.timeout = std::chrono::seconds(60)};
 }
 
-/// Three updates.
+/// Three updates. Keys of precision have no effect on them.
 lab::Run run_in(const Precision& precision, StrategyKind kind, const LossScaleOptions& loss_scale = {}) {
   return {.model = lab::gpt(),
           .strategy = kind,

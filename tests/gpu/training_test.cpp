@@ -17,6 +17,7 @@
 #include "comm/device/cuda_runtime.h"
 #include "tests/gpu/on_card.h"
 #include "tests/gpu/on_device.h"
+#include "tests/support/folder.h"
 
 namespace rz::test {
 namespace {
@@ -36,7 +37,13 @@ TEST_P(Training, FollowsPyTorchInFloat64) {
   if (backend == "nccl" && !emulated_device)
     GTEST_SKIP() << "NCCL needs a process a rank on a card of its own; gpu_nccl_processes_test";
   const TinyCase c = tiny_case("tiny");
-  lab::Run run{.model = lab::gpt(lab::of_case(c)), .strategy = kind, .ranks = ranks};
+  const Folder folder;
+  lab::Gpt gpt = lab::of_case(c);
+  if (goes_all_the_way(GetParam())) {  // also that its initial values come from a file
+    gpt.weights = folder / "start.safetensors";
+    write_tiny_start(c.config, gpt.weights);
+  }
+  lab::Run run{.model = lab::gpt(gpt), .strategy = kind, .ranks = ranks};
   run.updates = checks_addresses ? 1 : goes_all_the_way(GetParam()) ? c.steps : 3;
   run.comm = [on = backend](int rank) { return on_card(rank, on); };
   expect_close(lab::train(run).updates, c);

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "sharding/lm/updates.h"
 #include "tests/lab/training.h"
@@ -41,8 +42,12 @@ Model mlp(const MlpSizes& sizes) {
 }
 
 Model language(const LanguageData& d, std::function<std::unique_ptr<LanguageModel>()> make,
-               std::string config) {
-  Model m{.make = std::move(make), .config = std::move(config)};
+               const std::string& config) {
+  // Each scope is gathered anew wherever it is used.
+  auto all = nlohmann::json::parse(R"({"zero_optimization": {"stage3_param_persistence_threshold": 0,
+      "stage3_prefetch_bucket_size": 1, "stage3_max_reuse_distance": 0}})");
+  all.merge_patch(nlohmann::json::parse(config));
+  Model m{.make = std::move(make), .config = all.dump()};
   m.loader = [d](Engine& engine) {
     const Tokens all = Tokens::from_file(d.tokens);
     return lm::token_loader(engine, all, d.seq_len,
@@ -64,10 +69,9 @@ Model gpt(const Gpt& g) {
       {g.config.n_positions, g.weights, g.tokens}, [=] { return std::make_unique<Gpt2>(g.config); },
       concat(R"({"train_batch_size": )", g.batch,
              R"(, "gradient_accumulation_steps": 1, "gradient_clipping": )", g.clipping, R"(,
-          "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}},
-          "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 1,
-                                "stage3_max_reuse_distance": 0)",
-             g.bucket ? concat(R"(, "reduce_bucket_size": )", g.bucket) : "", "}}"));
+          "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}})",
+             g.bucket ? concat(R"(, "zero_optimization": {"reduce_bucket_size": )", g.bucket, "}") : "",
+             "}"));
   m.options = [g, of_all = m.options](EngineOptions& o, Module& module) {
     of_all(o, module);
     if (g.bucket) o.ds_config->strategy.first_bucket_size = g.bucket / 4;

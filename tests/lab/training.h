@@ -3,6 +3,7 @@
 ///
 ///     EXPECT_EQ(lab::train({.strategy = StrategyKind::zero3, .ranks = 3}), lab::train({.ranks = 3}));
 
+#include <functional>
 #include <ostream>
 
 #include "autograd_lite/models/gpt2.h"
@@ -56,7 +57,9 @@ struct LanguageData {
   std::string weights{};    ///< a file or folder of initial values; empty: by the seed
   std::string tokens = test::tiny_tokens();
 };
-Model language(const LanguageData&, std::function<std::unique_ptr<LanguageModel>()> make, std::string config);
+/// With zero3 each scope is gathered anew wherever it is used, unless the configuration says otherwise.
+Model language(const LanguageData&, std::function<std::unique_ptr<LanguageModel>()> make,
+               const std::string& config);
 
 /// A GPT-2 with the initial values of tests/data/gpt2_tiny, or those of a file. The default is so small that
 /// hundreds of updates are fast, in many buckets. An update is one micro-batch of each rank.
@@ -64,7 +67,8 @@ struct Gpt {
   Gpt2Config config{.n_layer = 4, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 256};
   std::int64_t batch = 4;  ///< samples of an update
   double clipping = 0.5;
-  std::size_t bucket = 1024;  ///< reduce_bucket_size; 0: its default. The first bucket has a quarter of it
+  std::size_t bucket =
+      1024;  ///< reduce_bucket_size, of which the first bucket has a quarter; 0: the defaults
   std::string weights{}, tokens = test::tiny_tokens();
 };
 Model gpt(const Gpt& = {});

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "comm/core/error.h"
+#include "sharding/model/sharded_model.h"
+#include "sharding/strategy/sharding_plan.h"
 #include "sharding/strategy/update_tiles.h"
 
 namespace rz {
@@ -92,6 +94,19 @@ TEST(Partition, MemberRunsOmitSkippedMembers) {
   EXPECT_EQ(member_runs(layout, 0, {0, 512}, std::vector<MemberUpdate>{{.skip = true}, {}, {}}),
             (std::vector<MemberRun>{{{0, 128}, 1, {}}, {{192, 512}, 2, {}}}));
   EXPECT_TRUE(member_runs(layout, 0, {0, 512}, std::vector<MemberUpdate>(3, {.skip = true})).empty());
+}
+
+TEST(Buckets, TheFirstOneIsNoLargerThanTheOthers) {
+  for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero2}) {
+    const auto buckets = [&](std::size_t reduced, std::size_t first) {
+      return storage_options({.reduce_bucket_size = reduced, .first_bucket_size = first}, plan_of(kind), {},
+                             2, Device::host)
+          .buckets;
+    };
+    EXPECT_EQ(buckets(1000, 5000).first_bytes, 4000u) << name(kind);
+    EXPECT_EQ(buckets(5000, 1000).first_bytes, 4000u) << name(kind);
+    EXPECT_EQ(buckets(5000, 1000).cap_bytes, 20000u) << name(kind);
+  }
 }
 
 }  // namespace

@@ -60,6 +60,7 @@ void write_tiny_start(const Gpt2Config& config, const std::string& path) {
 }
 
 void expect_close(const std::vector<lm::UpdateReport>& updates, const TinyCase& c) {
+  ASSERT_FALSE(updates.empty());
   for (const lm::UpdateReport& r : updates) {
     const double loss = rounding_bound(c.loss_spread[r.step], 2e-5);
     const double norm = rounding_bound(c.relative_norm_spread[r.step], 1e-4);

@@ -54,7 +54,6 @@ inline nlohmann::json training_config(const nlohmann::json& lora) {
   return {{"train_batch_size", 6},
           {"gradient_clipping", 0.5},
           {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.1}}}}},
-          {"zero_optimization", {{"stage3_param_persistence_threshold", 0}}},
           {"ringzero", {{"lora", lora}}}};
 }
 

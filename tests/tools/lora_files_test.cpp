@@ -44,7 +44,10 @@ TEST_F(Lora, WhatIsSavedIsLoadedInEveryStrategyAndMerged) {
     const auto now = values_in(adapter + "/adapter_model.safetensors");
     EXPECT_EQ(now.size(), 12u);
     EXPECT_TRUE(now.contains("base_model.model.transformer.h.1.mlp.c_fc.lora_B.weight"));
-    if (saved.empty()) saved = now;
+    if (ranks == 2) {
+      if (saved.empty()) saved = now;
+      EXPECT_TRUE(now == saved) << name(kind);
+    }
     if (!config.empty()) {
       EXPECT_EQ(config, read_text_file(adapter + "/adapter_config.json"));
     }

@@ -219,6 +219,7 @@ class Reports(unittest.TestCase):
                 ordered = sorted((e for e in own if e['tid'] == track), key=lambda e: e['ts'])
                 for a, b in zip(ordered, ordered[1:]): self.assertLessEqual(a['ts'] + a['dur'], b['ts'] + 0.01)
         collectives = [[e for e in sorted(spans, key=lambda e: e['ts']) if e['pid'] == rank and e['name'] == 'reduce_scatter'] for rank in (0, 1)]
+        self.assertEqual(*map(len, collectives))
         for a, b in zip(*collectives):  # the ranks have one clock: none ends where another has not begun
             self.assertLess(max(a['ts'], b['ts']), min(a['ts'] + a['dur'], b['ts'] + b['dur']))
         self.assertTrue(any(e['ph'] == 'C' and e['args']['parameters'] > 0 for e in trace['traceEvents']))

@@ -82,11 +82,9 @@ TEST(TrainLmSchedule, TheFlagsReachTheEngine) {
   EXPECT_EQ(e.seed, 5u);
   EXPECT_EQ(e.decay, Decay::matrices);
   EXPECT_EQ(strategy_options_of(o, in).reduce_bucket_size, 1000u);
-  EXPECT_EQ(strategy_options_of(o, in).first_bucket_size, 1000u);
   EXPECT_FALSE(strategy_options_of(o, in).overlap_comm);
   o.bucket_mb = 2;
   EXPECT_EQ(strategy_options_of(o, in).reduce_bucket_size, std::size_t{1} << 19);
-  EXPECT_EQ(strategy_options_of(o, in).first_bucket_size, std::size_t{1} << 18);
   const Inputs plain = inputs_of(R"({"train_batch_size": 4, "optimizer": {"type": "SGD"}})");
   EXPECT_TRUE(strategy_options_of(Options(), plain).overlap_comm);
   EXPECT_EQ(strategy_options_of(Options(), plain).reduce_bucket_size, StrategyOptions().reduce_bucket_size);

@@ -53,7 +53,8 @@ class TrainingStep {
  public:
   TrainingStep(Strategy&, std::unique_ptr<Optimizer>, LrSchedule, ScheduleUnit, const DsConfig&);
 
-  /// Before the first pass of an update: loss scale, and rates.
+  /// Before the first pass of an update: loss scale and rates. On a device it also counts the update, for
+  /// kernels that read the number.
   void set_scale_and_rates(const Stream&);
   /// After set_scale_and_rates(): the update was dropped.
   void cancel();

@@ -136,13 +136,21 @@ struct UpdateTrace::State {
 };
 
 void UpdateTrace::State::agree_on_origin() {
-  using std::chrono::nanoseconds;
-  const auto system = std::chrono::system_clock::now().time_since_epoch();
-  const Clock::time_point here = Clock::now();  // the same instant, not that of the collective's end
-  const std::int64_t own = std::chrono::duration_cast<nanoseconds>(system).count();
+  // One instant on both clocks: the closest of a few readings, since a thread may be suspended between two.
+  Clock::time_point here{};
+  std::int64_t own = 0;
+  auto closest = Clock::duration::max();
+  for (int i = 0; i < 10; ++i) {
+    const Clock::time_point before = Clock::now();
+    const auto system = std::chrono::system_clock::now().time_since_epoch();
+    const Clock::time_point after = Clock::now();
+    if (after - before >= closest) continue;
+    closest = after - before, here = before;
+    own = std::chrono::duration_cast<std::chrono::nanoseconds>(system).count();
+  }
   std::int64_t first = own;
   world.communicator().all_reduce(Buffer(&first, 1), ReduceOp::min).wait();
-  origin = here - nanoseconds(own - first);
+  origin = here - std::chrono::nanoseconds(own - first);
 }
 
 void UpdateTrace::State::start_recording() {
