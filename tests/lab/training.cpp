@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "comm/device/allocate.h"
+#include "comm/device/memory.h"
 #include "sharding/lm/updates.h"
 
 namespace rz::lab {
