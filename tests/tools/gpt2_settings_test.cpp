@@ -168,7 +168,7 @@ class Gpt2Settings : public testing::TestWithParam<Setting> {};
 lab::Trace trained(const Setting& s, StrategyKind kind, int ranks) {
   const std::int64_t batch = batch_of(ranks);
   lab::Run run{lab::gpt({tiny_case("tiny").config, batch, clip, 1 << 16}), kind, ranks, {}, updates};
-  run.model.loader = lab::language({length}, {}, "").loader;
+  run.model.loader = lab::language({length}, {}, "{}").loader;
   run.keys = concat(R"("gradient_accumulation_steps": )", accumulation);
   run.options = [&](EngineOptions& o) {
     o.ds_config->optimizer = s.optimizer;
