@@ -47,7 +47,7 @@ def tests_of(build):
     shown = subprocess.run(['ctest', '--test-dir', build, '--show-only=json-v1'], text=True, stdout=subprocess.PIPE, check=True)
     for test in json.loads(shown.stdout)['tests']:
         of = {p['name']: p['value'] for p in test.get('properties', [])}
-        if not of.get('DISABLED') and test.get('command'):
+        if not of.get('DISABLED') and 'many_hosts' not in of.get('LABELS', []) and test.get('command'):
             yield test['name'], test['command'], of
 
 def passes(test, limit, **switches):
