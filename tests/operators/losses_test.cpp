@@ -307,6 +307,8 @@ TEST_P(Losses, AccuracyCountsTheFirstLargest) {
   EXPECT_EQ(count({1, 0, 1, 2, 2, 0}, -100), (Values{4, 6}));  // ties: the first; NaN is wrong
   EXPECT_EQ(count({1, -100, 1, 2, -100, 1}, -100), (Values{1, 4}));
   EXPECT_EQ(count({1, 0, 0, 2, 2, 0}, 0), (Values{2, 3}));
+  ops::accuracy(counts, strided({NAN, 5}, 2, 1), to_device({0, 0}, {2}, stream), -100, stream);
+  EXPECT_EQ(get(counts), (Values{1, 2})) << "NaN is wrong, if it is the only class too";
 }
 
 TEST_P(Losses, ExtremeLogitsStayFinite) {
