@@ -181,167 +181,153 @@ json given_target_modules(const A& a) {
 
 constexpr double max_size = 1 << 20, max_updates = 0x1p40;
 
+using enum ArgumentGroup;
 constexpr ArgumentSpec table[] = {
-    ArgumentSpec{ArgumentGroup::configuration, "train_batch_size", "N",
-                 "train_batch_size: samples of an update", &A::train_batch_size}
+    ArgumentSpec{configuration, "train_batch_size", "N", "train_batch_size: samples of an update",
+                 &A::train_batch_size}
         .within(1, max_updates),
-    ArgumentSpec{ArgumentGroup::configuration, "per_device_train_batch_size", "N",
+    ArgumentSpec{configuration, "per_device_train_batch_size", "N",
                  "train_micro_batch_size_per_gpu: samples of a pass on a rank",
                  &A::per_device_train_batch_size}
         .within(1, max_size),
-    ArgumentSpec{ArgumentGroup::configuration, "gradient_accumulation_steps", "N", "Passes of an update",
+    ArgumentSpec{configuration, "gradient_accumulation_steps", "N", "Passes of an update",
                  &A::gradient_accumulation_steps}
         .within(1, max_size),
-    ArgumentSpec{ArgumentGroup::configuration, "precision", "DTYPE",
-                 "f32, bf16 or f16: the sections bf16 and fp16"}
+    ArgumentSpec{configuration, "precision", "DTYPE", "f32, bf16 or f16: the sections bf16 and fp16"}
         .one_of("f32 bf16 f16")
         .set_by(set_precision),
-    ArgumentSpec{ArgumentGroup::configuration, "bf16", "", "The same as --precision bf16"}
+    ArgumentSpec{configuration, "bf16", "", "The same as --precision bf16"}
         .or_else("false")
         .called("precision")
         .set_by(set_bf16)
         .given_by(given_dtype<DType::bf16>),
-    ArgumentSpec{ArgumentGroup::configuration, "fp16", "", "The same as --precision f16"}
+    ArgumentSpec{configuration, "fp16", "", "The same as --precision f16"}
         .or_else("false")
         .called("precision")
         .set_by(set_fp16)
         .given_by(given_dtype<DType::f16>),
-    ArgumentSpec{ArgumentGroup::configuration, "learning_rate", "X",
+    ArgumentSpec{configuration, "learning_rate", "X",
                  "optimizer.params.lr; without a section optimizer: AdamW with this rate", &A::learning_rate}
         .or_else("5e-5"),
-    ArgumentSpec{ArgumentGroup::configuration, "adam_beta1", "X", "optimizer.params.betas, the first",
-                 &A::adam_beta1},
-    ArgumentSpec{ArgumentGroup::configuration, "adam_beta2", "X", "optimizer.params.betas, the second",
-                 &A::adam_beta2},
-    ArgumentSpec{ArgumentGroup::configuration, "adam_epsilon", "X", "optimizer.params.eps", &A::adam_epsilon}
-        .or_else("1e-8"),
-    ArgumentSpec{ArgumentGroup::configuration, "weight_decay", "X", "optimizer.params.weight_decay",
-                 &A::weight_decay}
+    ArgumentSpec{configuration, "adam_beta1", "X", "optimizer.params.betas, the first", &A::adam_beta1},
+    ArgumentSpec{configuration, "adam_beta2", "X", "optimizer.params.betas, the second", &A::adam_beta2},
+    ArgumentSpec{configuration, "adam_epsilon", "X", "optimizer.params.eps", &A::adam_epsilon}.or_else(
+        "1e-8"),
+    ArgumentSpec{configuration, "weight_decay", "X", "optimizer.params.weight_decay", &A::weight_decay}
         .or_else("0.0"),
-    ArgumentSpec{ArgumentGroup::configuration, "max_grad_norm", "X", "gradient_clipping; 0: no clipping",
-                 &A::max_grad_norm}
+    ArgumentSpec{configuration, "max_grad_norm", "X", "gradient_clipping; 0: no clipping", &A::max_grad_norm}
         .or_else("1.0"),
     ArgumentSpec{
-        ArgumentGroup::configuration, "lr_scheduler_type", "NAME",
+        configuration, "lr_scheduler_type", "NAME",
         "Without a section scheduler: linear, cosine, constant, constant_with_warmup or "
         "reduce_lr_on_plateau; with a warm-up DeepSpeed's WarmupDecayLR, WarmupCosineLR or WarmupLR, else "
         "torch's LinearLR or CosineAnnealingLR",
         &A::lr_scheduler_type}
         .one_of("linear cosine constant constant_with_warmup reduce_lr_on_plateau"),
-    ArgumentSpec{ArgumentGroup::configuration, "warmup_steps", "N",
+    ArgumentSpec{configuration, "warmup_steps", "N",
                  "scheduler.params.warmup_num_steps; below 1: as warmup_ratio; default 0", &A::warmup_steps}
         .within(0, max_updates)
         .or_else("1")
         .set_by(set_warmup_steps),
-    ArgumentSpec{ArgumentGroup::configuration, "warmup_ratio", "X",
-                 "The same, as a share of the updates of the schedule", &A::warmup_ratio}
+    ArgumentSpec{configuration, "warmup_ratio", "X", "The same, as a share of the updates of the schedule",
+                 &A::warmup_ratio}
         .within(0, 1),
-    ArgumentSpec{ArgumentGroup::configuration, "total_steps", "N",
+    ArgumentSpec{configuration, "total_steps", "N",
                  "scheduler.params.total_num_steps; \"auto\" is the updates of the run without it",
                  &A::total_steps}
         .within(1, max_updates),
     ArgumentSpec{
-        ArgumentGroup::configuration, "gradient_checkpointing", "",
+        configuration, "gradient_checkpointing", "",
         "activation_checkpointing.partition_activations: blocks compute their activations again in backward",
         &A::gradient_checkpointing},
-    ArgumentSpec{ArgumentGroup::configuration, "dataloader_drop_last", "", "dataloader_drop_last",
-                 &A::dataloader_drop_last},
-    ArgumentSpec{ArgumentGroup::configuration, "ddp_comm_hook", "NAME",
+    ArgumentSpec{configuration, "dataloader_drop_last", "", "dataloader_drop_last", &A::dataloader_drop_last},
+    ArgumentSpec{configuration, "ddp_comm_hook", "NAME",
                  "ringzero.comm_hook: no, fp16, bf16, power_sgd or batched_power_sgd; not with ZeRO",
                  &A::ddp_comm_hook}
         .one_of("no fp16 bf16 power_sgd batched_power_sgd"),
-    ArgumentSpec{ArgumentGroup::configuration, "ddp_find_unused_parameters", "BOOL",
-                 "ringzero.find_unused_parameters", &A::ddp_find_unused_parameters},
-    ArgumentSpec{ArgumentGroup::configuration, "ddp_static_graph", "BOOL", "ringzero.static_graph",
-                 &A::ddp_static_graph},
-    ArgumentSpec{ArgumentGroup::configuration, "ddp_broadcast_buffers", "BOOL", "ringzero.broadcast_buffers",
+    ArgumentSpec{configuration, "ddp_find_unused_parameters", "BOOL", "ringzero.find_unused_parameters",
+                 &A::ddp_find_unused_parameters},
+    ArgumentSpec{configuration, "ddp_static_graph", "BOOL", "ringzero.static_graph", &A::ddp_static_graph},
+    ArgumentSpec{configuration, "ddp_broadcast_buffers", "BOOL", "ringzero.broadcast_buffers",
                  &A::ddp_broadcast_buffers},
-    ArgumentSpec{ArgumentGroup::configuration, "lora_target_modules", "NAMES",
+    ArgumentSpec{configuration, "lora_target_modules", "NAMES",
                  "ringzero.lora.target_modules, without a section too: q_proj,v_proj or all-linear",
                  &A::lora_target_modules}
         .given_by(given_target_modules),
-    ArgumentSpec{ArgumentGroup::configuration, "lora_r", "N", "ringzero.lora.r", &A::lora_r}.within(1,
-                                                                                                    max_size),
-    ArgumentSpec{ArgumentGroup::configuration, "lora_alpha", "X", "ringzero.lora.lora_alpha", &A::lora_alpha}
-        .within(1e-30, 3.4e38),
-    ArgumentSpec{ArgumentGroup::configuration, "lora_dropout", "X", "ringzero.lora.lora_dropout",
-                 &A::lora_dropout}
-        .within(0, 0.999999),
+    ArgumentSpec{configuration, "lora_r", "N", "ringzero.lora.r", &A::lora_r}.within(1, max_size),
+    ArgumentSpec{configuration, "lora_alpha", "X", "ringzero.lora.lora_alpha", &A::lora_alpha}.within(1e-30,
+                                                                                                      3.4e38),
+    ArgumentSpec{configuration, "lora_dropout", "X", "ringzero.lora.lora_dropout", &A::lora_dropout}.within(
+        0, 0.999999),
     ArgumentSpec{
-        ArgumentGroup::configuration, "mesh", "SIZES",
+        configuration, "mesh", "SIZES",
         "ringzero.mesh: replicate=2,shard=auto,tp=2, ranks that copy, divide and share the layers of a "
         "model; those left out are 1, auto and 1"}
         .set_by(set_mesh),
-    ArgumentSpec{ArgumentGroup::configuration, "parallelism_config_dp_replicate_size", "N",
+    ArgumentSpec{configuration, "parallelism_config_dp_replicate_size", "N",
                  "ringzero.mesh.replicate, as in Accelerate"}
         .set_by(set_size_of<0>),
-    ArgumentSpec{ArgumentGroup::configuration, "parallelism_config_dp_shard_size", "N",
+    ArgumentSpec{configuration, "parallelism_config_dp_shard_size", "N",
                  "ringzero.mesh.shard, as in Accelerate"}
         .set_by(set_size_of<1>),
-    ArgumentSpec{ArgumentGroup::configuration, "parallelism_config_tp_size", "N",
-                 "ringzero.mesh.tp, as in Accelerate"}
+    ArgumentSpec{configuration, "parallelism_config_tp_size", "N", "ringzero.mesh.tp, as in Accelerate"}
         .set_by(set_size_of<2>),
-    ArgumentSpec{ArgumentGroup::loop, "max_steps", "N", "Updates of the run", &A::max_steps}.within(
-        -1, max_updates),
+    ArgumentSpec{loop, "max_steps", "N", "Updates of the run", &A::max_steps}.within(-1, max_updates),
     ArgumentSpec{
-        ArgumentGroup::loop, "num_train_epochs", "X",
+        loop, "num_train_epochs", "X",
         "Passes over the data: train_lm makes them; else the loop of the program does, and no schedule "
         "counts them",
         &A::num_train_epochs},
-    ArgumentSpec{ArgumentGroup::loop, "logging_steps", "N",
-                 "steps_per_print: updates between lines of progress", &A::logging_steps}
+    ArgumentSpec{loop, "logging_steps", "N", "steps_per_print: updates between lines of progress",
+                 &A::logging_steps}
         .within(1, max_updates),
-    ArgumentSpec{ArgumentGroup::checkpoint, "output_dir", "DIR", "Folder of the checkpoints", &A::output_dir},
-    ArgumentSpec{ArgumentGroup::checkpoint, "resume_from_checkpoint", "DIR",
+    ArgumentSpec{checkpoint, "output_dir", "DIR", "Folder of the checkpoints", &A::output_dir},
+    ArgumentSpec{checkpoint, "resume_from_checkpoint", "DIR",
                  "Begin with the last checkpoint of this folder, or of the output folder for true",
                  &A::resume_from_checkpoint},
-    ArgumentSpec{ArgumentGroup::checkpoint, "save_strategy", "NAME",
-                 "no, or steps (every 500 updates without --save_steps)", &A::save_strategy}
+    ArgumentSpec{checkpoint, "save_strategy", "NAME", "no, or steps (every 500 updates without --save_steps)",
+                 &A::save_strategy}
         .one_of("no steps")
         .set_by(set_save_strategy),
-    ArgumentSpec{ArgumentGroup::checkpoint, "save_steps", "N", "Save every N updates; 0: not by number",
-                 &A::save_steps}
+    ArgumentSpec{checkpoint, "save_steps", "N", "Save every N updates; 0: not by number", &A::save_steps}
         .within(0, max_updates)
         .given_by(given_save_steps),
-    ArgumentSpec{ArgumentGroup::checkpoint, "save_minutes", "M",
-                 "Save when the last checkpoint is M minutes old", &A::save_minutes}
+    ArgumentSpec{checkpoint, "save_minutes", "M", "Save when the last checkpoint is M minutes old",
+                 &A::save_minutes}
         .within(0, max_updates),
-    ArgumentSpec{ArgumentGroup::checkpoint, "save_total_limit", "K", "Keep the last K checkpoints; 0: all",
+    ArgumentSpec{checkpoint, "save_total_limit", "K", "Keep the last K checkpoints; 0: all",
                  &A::save_total_limit}
         .within(0, max_updates),
-    ArgumentSpec{ArgumentGroup::checkpoint, "async_save", "", "Write checkpoints while training goes on",
-                 &A::async_save},
-    ArgumentSpec{ArgumentGroup::checkpoint, "eval_strategy", "NAME",
-                 "no, or steps (every 500 updates without --eval_steps)", &A::eval_strategy}
+    ArgumentSpec{checkpoint, "async_save", "", "Write checkpoints while training goes on", &A::async_save},
+    ArgumentSpec{checkpoint, "eval_strategy", "NAME", "no, or steps (every 500 updates without --eval_steps)",
+                 &A::eval_strategy}
         .one_of("no steps")
         .set_by(set_eval_strategy),
-    ArgumentSpec{ArgumentGroup::checkpoint, "eval_steps", "N", "Evaluate every N updates; 0: never",
-                 &A::eval_steps}
+    ArgumentSpec{checkpoint, "eval_steps", "N", "Evaluate every N updates; 0: never", &A::eval_steps}
         .within(0, max_updates)
         .given_by(given_eval_steps),
-    ArgumentSpec{ArgumentGroup::checkpoint, "metric_for_best_model", "NAME",
+    ArgumentSpec{checkpoint, "metric_for_best_model", "NAME",
                  "The metric that decides on the best checkpoint", &A::metric_for_best_model},
-    ArgumentSpec{ArgumentGroup::checkpoint, "greater_is_better", "BOOL",
-                 "Whether the best metric is the greatest", &A::greater_is_better},
-    ArgumentSpec{ArgumentGroup::checkpoint, "load_best_model_at_end", "",
-                 "Load the model of the best checkpoint at the end", &A::load_best_model_at_end},
-    ArgumentSpec{ArgumentGroup::checkpoint, "early_stopping_patience", "N",
+    ArgumentSpec{checkpoint, "greater_is_better", "BOOL", "Whether the best metric is the greatest",
+                 &A::greater_is_better},
+    ArgumentSpec{checkpoint, "load_best_model_at_end", "", "Load the model of the best checkpoint at the end",
+                 &A::load_best_model_at_end},
+    ArgumentSpec{checkpoint, "early_stopping_patience", "N",
                  "Stop after N evaluations in a row without improvement", &A::early_stopping_patience}
         .within(1, max_updates),
-    ArgumentSpec{ArgumentGroup::checkpoint, "early_stopping_threshold", "X",
-                 "What an improvement must exceed", &A::early_stopping_threshold},
-    ArgumentSpec{ArgumentGroup::derived, "betas", "", ""}
+    ArgumentSpec{checkpoint, "early_stopping_threshold", "X", "What an improvement must exceed",
+                 &A::early_stopping_threshold},
+    ArgumentSpec{derived, "betas", "", ""}
         .or_else("[0.9, 0.999]")
         .called("adam_beta1 and adam_beta2")
         .given_by(given_betas),
-    ArgumentSpec{ArgumentGroup::derived, "mesh_replicate", "", "", &A::mesh_replicate}.or_else("0").called(
+    ArgumentSpec{derived, "mesh_replicate", "", "", &A::mesh_replicate}.or_else("0").called(
         "replicate of --mesh"),
-    ArgumentSpec{ArgumentGroup::derived, "mesh_shard", "", "", &A::mesh_shard}.or_else("0").called(
-        "shard of --mesh"),
-    ArgumentSpec{ArgumentGroup::derived, "mesh_tp", "", "", &A::mesh_tp}.or_else("0").called("tp of --mesh"),
-    ArgumentSpec{ArgumentGroup::derived, "warmup_min_lr", "", ""}.or_else("0.0").called("0"),
-    ArgumentSpec{ArgumentGroup::derived, "warmup_max_lr", "", ""}.called("the learning rate"),
-    ArgumentSpec{ArgumentGroup::derived, "schedule_steps", "", ""}.called("total_steps"),
+    ArgumentSpec{derived, "mesh_shard", "", "", &A::mesh_shard}.or_else("0").called("shard of --mesh"),
+    ArgumentSpec{derived, "mesh_tp", "", "", &A::mesh_tp}.or_else("0").called("tp of --mesh"),
+    ArgumentSpec{derived, "warmup_min_lr", "", ""}.or_else("0.0").called("0"),
+    ArgumentSpec{derived, "warmup_max_lr", "", ""}.called("the learning rate"),
+    ArgumentSpec{derived, "schedule_steps", "", ""}.called("total_steps"),
 };
 
 constexpr std::pair<std::string_view, std::string_view> without_counterpart[] = {
@@ -401,7 +387,7 @@ const ArgumentSpec* find_flag(std::string_view word, std::span<const FlagAlias> 
   if (const auto alias = std::ranges::find(aliases, name, &FlagAlias::flag); alias != aliases.end())
     name = alias->name;
   const auto found = std::ranges::find(table, name, &ArgumentSpec::name);
-  return found == std::end(table) || found->group == ArgumentGroup::derived ? nullptr : &*found;
+  return found == std::end(table) || found->group == derived ? nullptr : &*found;
 }
 
 std::size_t set_argument(TrainingArguments& a, const ArgumentSpec& spec, std::span<const char* const> words,
