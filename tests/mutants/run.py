@@ -3,8 +3,9 @@
 
     run.py check [ROOT]                   each has its place in the sources; 1 if not
     run.py apply [ROOT]                   puts all of them into the sources of a checkout, as switches; work on a copy
-    run.py reach BUILD TABLE              runs all tests of BUILD, made of such a checkout, with every mutant off, and
-                                          writes into TABLE how long each takes and which mutants it comes by
+    run.py reach BUILD TABLE              runs the tests of BUILD, made of such a checkout, with every mutant off, and
+                                          writes into TABLE how long each takes and which mutants it comes by;
+                                          without those that CI omits too (label many_hosts)
     run.py run BUILD TABLE [NUMBER ...]   runs the tests that come by a mutant with it on, the shortest first
 
 A build of the checkout, with -DCMAKE_CXX_FLAGS="-include ROOT/tests/mutants/switch.h", has all of them, off. RZ_MUTANT=N
