@@ -3,7 +3,6 @@
 ///
 ///     EXPECT_EQ(lab::train({.strategy = StrategyKind::zero3, .ranks = 3}), lab::train({.ranks = 3}));
 
-#include <functional>
 #include <ostream>
 
 #include "autograd_lite/models/gpt2.h"
