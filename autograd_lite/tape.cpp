@@ -477,7 +477,7 @@ Tape::CheckpointForward Tape::begin_checkpoint_forward(const Scope& scope) {
   State& s = *state_;
   s.enter(scope, Pass::forward);
   ++s.checkpoint_depth;
-  return {&scope, s.values.size(), s.checkpointed_parameters.size(), s.next_random};
+  return {&scope, s.values.size(), s.next_random};
 }
 
 std::vector<Var>& Tape::checkpoint_inputs() { return state_->checkpoint_inputs; }
@@ -492,11 +492,8 @@ Tensor Tape::end_checkpoint_forward(const CheckpointForward& r, Var result, Var 
 
   inputs.assign(1, input);
   if (s.checkpoint_depth > 0) return output;  // the outer checkpoint collects its parameters
-  const auto first = s.checkpointed_parameters.begin() + static_cast<std::ptrdiff_t>(r.parameters);
-  for (auto p = first; p != s.checkpointed_parameters.end(); ++p) {
-    if (std::find(first, p, *p) == p) inputs.push_back(parameter(**p));
-  }
-  s.checkpointed_parameters.resize(r.parameters);
+  for (Parameter* p : s.checkpointed_parameters) inputs.push_back(parameter(*p));
+  s.checkpointed_parameters.clear();
   return output;
 }
 

@@ -228,7 +228,7 @@ class Tape {
   /// State of the first run of a recomputed scope.
   struct CheckpointForward {
     const Scope* scope;
-    std::size_t values, parameters;
+    std::size_t values;
     std::uint64_t random;
   };
   /// State of its second run, in backward.
