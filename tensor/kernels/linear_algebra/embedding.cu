@@ -85,8 +85,8 @@ __device__ inline void list_round(List& list, const std::int32_t* tokens, std::s
   for (unsigned j = 0; j < tokens_a_thread; ++j) {
     const std::size_t i = first + j * warp_size;
     const std::int32_t token = i < n ? tokens[i] : -1;
-    const auto t = static_cast<unsigned>(token);
-    const bool mine = token >= 0 && t < vocabulary && t % gridDim.x == blockIdx.x;
+    const auto t = static_cast<unsigned>(token);  // of a negative one: larger than any vocabulary
+    const bool mine = t < vocabulary && t % gridDim.x == blockIdx.x;
     slots[j] = mine ? t / gridDim.x : owned;
   }
 #pragma unroll
