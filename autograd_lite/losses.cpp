@@ -68,7 +68,8 @@ Loss of_elements(Tape& tape, const char* op, Var given, const Tensor& targets, o
 
 Loss kl_div(Tape& tape, Var logits, const Tensor& targets, ops::SoftLoss how) {
   require_same_shape("kl_div", tape.value(logits), targets);
-  how.divergence = true;
+  require(how.divergence, Errc::invalid_argument,
+          "kl_div: SoftLoss::divergence is false: call cross_entropy()");
   return soft(tape, logits, targets, how);
 }
 
