@@ -40,6 +40,19 @@ std::vector<float> floats(const Tensor& t) {
   return {wide.data<float>(), wide.data<float>() + wide.count()};
 }
 
+// The gradient of logits takes their memory where nobody needs them any more.
+TEST(Autocast, ALossDoesNotOverwriteTheCastOfAParameter) {
+  Parameter table = parameter("table", {3, 4}, 1);
+  Tape tape;
+  const Var logits = nn::cast(tape, tape.parameter(table), DType::bf16);
+  const Tensor held = tape.value(logits);
+  const std::vector<float> before = floats(held);
+  const Tensor targets = Tensor::empty({3}, DType::i32);
+  for (std::int32_t i = 0; i < 3; ++i) targets.data<std::int32_t>()[i] = i;
+  tape.backward(nn::cross_entropy(tape, logits, targets).sum);
+  EXPECT_EQ(floats(held), before);
+}
+
 TEST(Autocast, CastConvertsValueAndGradient) {
   for (const DType low : low_types) {
     Tape tape;

@@ -304,6 +304,7 @@ TEST(PickToken, DrawsTheFewestTokensWhoseProbabilitiesReachTopP) {
   EXPECT_EQ(draws(logits, {.top_p = 0.8}), (Draws{{0, 143}, {1, 571}, {3, 286}}))
       << "of equal ones the first";
   EXPECT_EQ(draws(logits, {.top_p = 0.9}), draws(logits, {}));
+  EXPECT_EQ(draws(std::vector<float>{0, 0}, {.top_p = 0.5}), (Draws{{0, 1000}})) << "one reaches it exactly";
 }
 
 TEST(PickToken, DrawsTokensOfAShareOfTheLargestProbability) {

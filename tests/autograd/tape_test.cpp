@@ -197,17 +197,19 @@ TEST(Tape, ALayerDefersTheProductForItsWeightToAnOverlap) {
   EXPECT_EQ(record.events, in_turn);
 }
 
-TEST(Tape, AUseWithoutGradientDoesNotDelayReadiness) {
-  Parameter p = make("p", {2}, 1);
-  Recorder record{&p};
+TEST(Tape, AUseWithoutGradientNeitherDelaysReadinessNorMakesReady) {
+  Parameter p = make("p", {2}, 1), unreached = make("unreached", {2}, 1);
+  Recorder record{&p, &unreached};
   Tape tape;
   const Var used = nn::mul(tape, tape.parameter(p), 2);
   nn::mul(tape, tape.parameter(p), 5);  // leads nowhere
+  nn::mul(tape, tape.parameter(unreached), 5);
   const Var loss = total(tape, used);
   nn::mul(tape, loss, 3);  // nor does this
   tape.backward(loss);
   EXPECT_EQ(record.events, (std::vector<std::string>{"before p", "ready p"}));
   EXPECT_EQ(values(p.grad), (std::vector<float>{2, 2}));
+  EXPECT_FALSE(unreached.grad.defined());
 }
 
 TEST(Tape, AScopeThatNeedsNoGradientIsNotEnteredBackward) {
@@ -379,6 +381,34 @@ TEST(ActivationCheckpoint, NestsAndEntersScopes) {
   EXPECT_EQ(values(tape.grad(x)), (std::vector<float>{6, 6}));
   EXPECT_EQ(values(a.grad), (std::vector<float>{15, 15}));
   EXPECT_EQ(values(b.grad), (std::vector<float>{10, 10}));
+}
+
+TEST(ActivationCheckpoint, AParameterIsReadyWhenItsUsesInsideHaveRunToo) {
+  Parameter p = make("p", {2}, 2);
+  const Scope scope{"scope", {&p}};
+  Recorder record{&p};
+  Tape tape;
+  const Var x = tape.variable(filled({2}, 5));
+  const Var y = tape.checkpoint(scope, x, [&](Var in) { return nn::mul(tape, in, tape.parameter(p)); });
+  record.events.clear();
+  tape.backward(total(tape, nn::mul(tape, y, tape.parameter(p))));
+  EXPECT_EQ(record.events, (std::vector<std::string>{"before p", "enter scope backward", "ready p",
+                                                     "leave scope backward"}));
+  EXPECT_EQ(values(p.grad), (std::vector<float>{20, 20}));
+}
+
+TEST(ActivationCheckpoint, RandomNumbersGoOnAfterBackwardAsWithoutIt) {
+  Parameter p = make("p", {2}, 1);
+  const Scope scope{"scope", {&p}};
+  const auto next = [&](bool recompute) {
+    Tape tape;
+    const auto body = [&](Var v) { return nn::dropout(tape, nn::mul(tape, v, tape.parameter(p)), 0.5f); };
+    const Var x = tape.variable(filled({2}, 5));
+    const Var once = recompute ? tape.checkpoint(scope, x, body) : body(x);
+    tape.backward(total(tape, nn::dropout(tape, once, 0.5f)));
+    return tape.next_dropout_mask(0.5f, 1).offset;
+  };
+  EXPECT_EQ(next(true), next(false));
 }
 
 void expect_no_allocation_from_the_third_pass_on(bool recompute, const LoraOptions& lora = {}) {

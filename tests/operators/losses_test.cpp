@@ -76,8 +76,9 @@ class Losses : public Operators {
     const double total = sum(losses);
     EXPECT_NEAR(got[0], total, bound * (1 + std::abs(total)));
     // A device sums the losses that it stores, the host before it rounds them to f32.
-    if (o.out.count() > 1)
+    if (o.out.count() > 1) {
       EXPECT_NEAR(got[0], sum(get(o.out)), (on_host() ? u : 1e-14) * sum(get(o.out)) + 1e-12);
+    }
     EXPECT_EQ(got[1], count);
     EXPECT_EQ(get(o.kept[0])[0], static_cast<float>(got[0]));
   }
@@ -207,7 +208,9 @@ TEST_P(Losses, GradientsOfSmallProbabilitiesAreRelative) {
     ops::label_loss_backward(d, logits, log_sum, target, factor(), {}, stream);
     const Values got = get(d), p = reference::softmax(x, v);
     for (std::size_t i = 0; i < v; ++i)
-      if (i != 7) ASSERT_NEAR(got[i], 0.5 * p[i], 4e-5 * p[i]) << i;
+      if (i != 7) {
+        ASSERT_NEAR(got[i], 0.5 * p[i], 4e-5 * p[i]) << i;
+      }
   });
 }
 
@@ -528,6 +531,7 @@ TEST_P(Losses, WrongArgumentsAreNamed) {
   };
   refuses("kl_div", [&] { nn::kl_div(tape, l, other); });
   refuses("temperature", [&] { nn::kl_div(tape, l, same, {.temperature = 0}); });
+  refuses("divergence", [&] { nn::kl_div(tape, l, same, {.divergence = false}); });
   refuses("label_smoothing", [&] { nn::cross_entropy(tape, l, ids, LabelLoss{1.0f}); });
   refuses("squared_error", [&] { nn::squared_error(tape, l, other); });
   refuses("label_loss", [&] { nn::cross_entropy(tape, l, to_device({0}, {1}, stream), LabelLoss{}); });
