@@ -2,7 +2,7 @@
 # (programs: in the preset ci alone):
 #   // Runs: WORD…
 #       ci         also in the preset ci: what depends on optimisation, or takes minutes under a sanitizer
-#       pure       not under the thread sanitizer: functions without threads
+#       pure       not under the thread sanitizer: functions without threads, or arithmetic on threads that others test
 #       computes   compiled with optimisation in each build
 #       serial     alone on the machine: measures time, or has more ranks than cores
 #       alone      each test in a process of its own: it changes its process, or what it starts with; programs' always

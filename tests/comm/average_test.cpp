@@ -1,4 +1,4 @@
-// Runs: ci
+// Runs: ci pure
 // Not under sanitizers: EveryAverage
 
 // Averages near the limits of their types, by every algorithm and transport, against f64: contributions are

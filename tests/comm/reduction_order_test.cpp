@@ -1,5 +1,4 @@
-// Runs: ci computes serial
-// Not under the thread sanitizer: PairwiseOrders[.]OnSimulatedNodes Sizes/PairwiseOrder[.].*/[13567]$
+// Runs: ci pure computes serial
 
 // CommOptions::reduction_order: the bits of reductions in pairwise order.
 

@@ -1,5 +1,5 @@
 // Runs: ci long
-// Not under sanitizers: OptimizerTraining[.]FollowsItsReference
+// Not under sanitizers: OptimizerTraining[.](FollowsItsReference|ASkippedUpdate|AnotherNumberOfThreads)
 
 /// Every optimizer in every strategy: against references in double, with the same bits for every strategy and
 /// bucket size, with states that can be moved from one strategy to another.
