@@ -49,9 +49,9 @@ class ParameterValues {
   /// Errc::invalid_argument unless it is one of the model.
   Tensor whole(const Parameter&, const Stream& = {});
 
-  /// Compares what ranks hold alike: the scopes of a pass that was reduced, and the values, if any were
-  /// written since the last comparison. Errc::mismatch names the first difference, and the rank. Collective.
-  void compare(const Stream&);
+  /// Compares the values that ranks hold alike. Errc::mismatch names the first that differs, and the rank.
+  /// Collective.
+  void compare();
   /// Drops what whole() has gathered. Called before values change.
   void release();
 

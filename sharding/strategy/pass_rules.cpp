@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "sharding/parallel/rank_consistency.h"
 
 namespace rz {
 
@@ -175,6 +176,17 @@ void PassRules::fail_unused() const {
                      "; gradients are dropped; set find_unused_parameters = true "
                      "(DeepSpeed: ignore_unused_parameters), or requires_grad = false to freeze them"),
               culprit);
+}
+
+void PassRules::require_same_scopes(const ScopeTrace& trace) {
+  const std::uint64_t since = std::exchange(compared_visits_, trace.visits());
+  if (words_[2] == -words_[3]) return;  // the hashes of all ranks are equal
+  std::vector<Fact> facts;
+  for (const auto& visit : trace.last(trace.visits() - since))
+    facts.push_back({concat("number ", facts.size()),
+                     concat(visit.scope->name, visit.pass == Pass::forward ? " forward" : " backward")});
+  require_same("the order of scopes", facts, "run the same scopes in the same order on every rank",
+               communicator_);
 }
 
 void PassRules::end_update() {

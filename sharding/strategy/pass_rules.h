@@ -8,6 +8,7 @@
 
 #include "comm/communicator.h"
 #include "sharding/model/flat_layout.h"
+#include "sharding/model/gather_plan.h"
 #include "sharding/model/options.h"
 #include "sharding/strategy/pass_state.h"
 
@@ -46,7 +47,8 @@ class PassRules {
   /// the last one. Errc::invalid_argument if the set of used parameters has changed.
   void reuse_last();
   /// Before a graph is launched that contains the pass: exchanges whether a rank has cancelled the update,
-  /// and hashes of optimizers; on a rank that has cancelled it, its own does not count. One call of 12 bytes.
+  /// and hashes of optimizers. The optimizer of a rank that has cancelled it does not count. One call of 12
+  /// bytes.
   void exchange_before_replay(bool cancelled);
 
   // ---- of all ranks, as of the last exchange
@@ -56,8 +58,9 @@ class PassRules {
   std::span<const std::uint8_t> used_here() const { return exchanged_; }
   /// The maximum of set_counted() over the ranks.
   int counted() const { return words_[5]; }
-  /// True if all ranks had the same hash of scopes.
-  bool same_scopes() const { return words_[2] == -words_[3]; }
+  /// Errc::mismatch names the first scope that ranks have not run alike since the last call, and the rank.
+  /// Collective.
+  void require_same_scopes(const ScopeTrace&);
   /// True if all ranks had the same set_optimizer().
   bool same_optimizer() const { return words_[6] == -words_[7]; }
   /// True if values were written on any rank before it and not compared since.
@@ -103,6 +106,7 @@ class PassRules {
   Work exchange_;
   bool values_written_ = true;
   int counted_ = 0;
+  std::uint64_t compared_visits_ = 0;  // of the trace, until the last require_same_scopes()
   std::int32_t scopes_ = 0, optimizer_ = 0;
   // The static graph: members of this rank as they became ready, and those used, none if it had no data; and
   // what any rank used.

@@ -136,17 +136,4 @@ void ReplicaComparison::require_same_values(const std::function<Tensor(const Par
     compare(held_shards(), place.part.rank * place.shard.ranks + place.shard.rank);
 }
 
-void ReplicaComparison::require_same_scopes(const PassRules& rules) {
-  const ScopeTrace* trace = model_.trace();
-  if (!trace) return;
-  const std::uint64_t since = std::exchange(compared_scopes_, trace->visits());
-  if (rules.same_scopes()) return;
-  std::vector<Fact> facts;
-  for (const auto& visit : trace->last(trace->visits() - since))
-    facts.push_back({concat("number ", facts.size()),
-                     concat(visit.scope->name, visit.pass == Pass::forward ? " forward" : " backward")});
-  require_same("the order of scopes", facts, "run the same scopes in the same order on every rank",
-               runtime_.communicator);
-}
-
 }  // namespace rz

@@ -10,7 +10,6 @@
 #include "sharding/model/flat_layout.h"
 #include "sharding/model/sharded_model.h"
 #include "sharding/parallel/rank_consistency.h"
-#include "sharding/strategy/pass_rules.h"
 
 namespace rz {
 
@@ -31,9 +30,6 @@ class ReplicaComparison {
   /// Errc::mismatch names the parameter and the rank that differ. `whole` returns a whole parameter in f32.
   /// Collective.
   void require_same_values(const std::function<Tensor(const Parameter&)>& whole);
-  /// Errc::mismatch names the first scope that ranks have not run alike since the last call, and the rank.
-  /// Collective.
-  void require_same_scopes(const PassRules&);
 
  private:
   std::vector<Fact> held_values() const;
@@ -41,7 +37,6 @@ class ReplicaComparison {
 
   const ShardedModel& model_;
   Runtime& runtime_;
-  std::uint64_t compared_scopes_ = 0;
   std::map<std::string, Fact> filled_;  // by parameter: hashes of the first elements that fill() wrote
 };
 

@@ -257,7 +257,8 @@ void Strategy::finish_gradients(const Stream& given) {
   const auto counted = static_cast<LossTerms::Counted>(rules.counted());
   if (counted == LossTerms::Counted::terms && s.passes_without_data > 0) terms.add_none(stream);
   if (counted == LossTerms::Counted::scalars) terms.add_ones(std::exchange(s.passes_without_data, 0), stream);
-  s.values.compare(stream);
+  if (const ScopeTrace* trace = s.model.trace()) rules.require_same_scopes(*trace);
+  if (rules.values_need_check() && !stream.capturing()) s.values.compare();
   s.passes.state().set_reduced();
   s.control.reset_clipping();
 }
@@ -314,7 +315,7 @@ double Strategy::gradient_norm(const Stream& given) {
 double Strategy::clip_gradients(double max_norm, const Stream& given) {
   State& s = *state_;
   require(max_norm > 0, Errc::invalid_argument, "clip_gradients(", max_norm, "): the limit must be above 0");
-  s.passes.state().require_reduced("gradient_norm()");
+  s.passes.state().require_reduced("clip_gradients()");
   return s.control.clip(max_norm, s.runtime.stream_for(given));
 }
 
