@@ -66,6 +66,7 @@ StorageOptions storage_options(const StrategyOptions& options, const ShardingPla
                                std::span<Parameter* const> parameters, int ranks, Device::Kind kind) {
   StorageOptions out{options, plan, bucket_options(options, plan, parameters, ranks)};
   if (kind == Device::host) out.offload_optimizer = out.offload_param = {};  // all is in host memory already
+  if (!options.overlap_comm) out.gathers.prefetch_bucket_size = 0;
   return out;
 }
 
@@ -153,10 +154,9 @@ Tensor ShardedModel::make_master(int bucket) const {
 void ShardedModel::make_values() {
   const DType dtype = options_.precision.parameters;
   if (!flat_parameters_) return void(values_ = make_replicated_values(parameters_, layout_, dtype, runtime_));
-  GatherLimits limits = options_.gathers;
-  if (!options_.overlap_comm) limits.prefetch_bucket_size = 0;
-  values_ = make_sharded_values(*flat_parameters_, dtype, {*flat_parameters_, limits, *trace_},
-                                options_.offload_param, runtime_);
+  values_ =
+      make_sharded_values(*flat_parameters_, dtype, GatherPlan(*flat_parameters_, options_.gathers, *trace_),
+                          options_.offload_param, runtime_);
 }
 
 void ShardedModel::make_gradients() {
