@@ -93,7 +93,7 @@ class Supervisor {
     status_ = 0;
     start();
     while (ranks_->any_process_alive()) poll_once();
-    ranks_->reap();  // those that ended since
+    ranks_->advance();  // those that ended since
     ranks_->finish_output();
     log_messages();
     if (failures_.is_known() && !start_failed_) {  // else the ranks ended because of the start
@@ -145,7 +145,7 @@ class Supervisor {
   void poll_once() {
     wait_for_events(poll_timeout_ms());
     handle_signals();
-    const auto ends = ranks_->reap();
+    const auto ends = ranks_->advance();
     log_messages();
     if (const auto request = ranks_->stop_request()) stop(request->signal, request->where);
     for (const RankEnd& end : ends)
@@ -204,7 +204,7 @@ class Supervisor {
       if (stopped_by_ && (!end || left < before)) end = Deadline::after(time);
       wait_for_events(end ? end->poll_ms(60000) : -1);
       handle_signals();
-      ranks_->reap();
+      ranks_->advance();
       flush();
       if ((end && end->expired()) || (!was_urgent && !urgent_.empty())) return drop_output();
     }
@@ -404,7 +404,7 @@ class Supervisor {
     while (restart_after_ && !end.expired()) {
       wait_for_events(end.poll_ms(60000));
       handle_signals();
-      ranks_->reap();
+      ranks_->advance();
       flush();
     }
     return restart_after_.has_value();

@@ -159,7 +159,7 @@ void Agent::start(const std::string& payload) {
 void Agent::watch_ranks() {
   if (kill_at_ && kill_at_->expired()) is_killing_ = true;
   if (is_killing_) group_.signal_all(SIGKILL);
-  for (const RankEnd& rank : group_.reap()) stream_.send(Frame::Kind::exit, pack_end(rank));
+  for (const RankEnd& rank : group_.advance()) stream_.send(Frame::Kind::exit, pack_end(rank));
   group_.forward_output();
   const bool any_alive = group_.any_process_alive();
   if (!any_alive) group_.finish_output();

@@ -15,9 +15,9 @@
 namespace rz::rzrun {
 
 /// Reads frames from the standard input and writes frames to the standard output, as frames.h has them; with
-/// RZ_AGENT=HOST:PORT over a connection to the rzrun there (agent_sockets.h). At the end of its input, after
-/// 10 s without a frame, or at SIGTERM, it ends the ranks: SIGTERM, and after the grace period of the job
-/// SIGKILL. Returns the exit status of the agent. Call it once, from a single-threaded process.
+/// RZ_AGENT=HOST:PORT[,HOST:PORT…] over a connection to the rzrun there (agent_sockets.h). At the end of its
+/// input, after 10 s without a frame, or at SIGTERM, it ends the ranks: SIGTERM, and after the grace period
+/// of the job SIGKILL. Returns the exit status of the agent. Call it once, from a single-threaded process.
 int run_agent();
 
 /// What differs between the agents: where the output of the ranks goes, and what a signal and the end of the

@@ -54,7 +54,8 @@ AgentGroup::AgentGroup(const JobSpec& spec, Console& out, Console& err)
   }
 }
 
-/// An agent has begun, or has got a signal to end, or SIGCONT, after which mpirun sends one.
+/// An agent has begun, or it has received a signal to end. SIGCONT is one of these, since mpirun sends a
+/// signal after it.
 void AgentGroup::decide(HostLink& link, const Frame& frame) {
   WireReader reader(frame.payload);
   if (frame.kind == Frame::Kind::hello) {
@@ -124,7 +125,7 @@ void AgentGroup::append_descriptors(std::vector<pollfd>& wait) const {
   if (starter_) starter_->append_descriptors(wait);
 }
 
-std::vector<RankEnd> AgentGroup::reap() {
+std::vector<RankEnd> AgentGroup::advance() {
   if (starter_) starter_->advance();
   links_.advance();
   send_jobs();

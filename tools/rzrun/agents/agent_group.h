@@ -21,7 +21,7 @@ class AgentGroup : public Ranks {
   int wait_ms() const override { return starter_ ? starter_->wait_ms() : 1000; }
   void forward_output() override { links_.accept_output(); }
   std::vector<std::string> messages() override { return links_.take_messages(); }
-  std::vector<RankEnd> reap() override;
+  std::vector<RankEnd> advance() override;
   std::vector<int> running() const override { return links_.running(); }
   bool any_process_alive() const override { return links_.any_process_alive(); }
   std::size_t leftovers() const override { return links_.leftovers(); }

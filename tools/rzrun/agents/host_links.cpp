@@ -23,17 +23,15 @@ HostLink& HostLinks::start(const std::string& host, const std::vector<std::strin
   hosts::Connector c(words);
   if (hosts::is_this_host(host)) c.name = "its agent";
   FrameStream stream(std::move(c.out), std::move(c.in));
-  all.push_back({.host = host,
-                 .connector = std::move(c),
-                 .stream = std::move(stream),
-                 .ready_by = Deadline::after(time_to_start)});
+  all.push_back(
+      {.host = host, .connector = std::move(c), .stream = std::move(stream), .time_to_begin = time_to_start});
   HostLink& a = all.back();
   a.errors = {std::move(a.connector.err), &a.error_lines, UniqueFd(), concat("host ", host, ": ")};
   return a;
 }
 
 HostLink& HostLinks::add(FrameStream stream, const std::string& address, std::chrono::seconds time_to_begin) {
-  all.push_back({.host = address, .stream = std::move(stream), .ready_by = Deadline::after(time_to_begin)});
+  all.push_back({.host = address, .stream = std::move(stream), .time_to_begin = time_to_begin});
   all.back().connector.name = "its rzrun";
   return all.back();
 }
@@ -182,7 +180,7 @@ void HostLinks::watch(HostLink& a) {
   if (a.is_ready && a.silence.too_long())
     return lose(a, concat("no sign of its agent for ", Silence::limit.count(), " s"));
   if (!a.is_ready && a.ready_by.expired())
-    lose(a, concat("no agent of rzrun within ", time_to_start.count(), " s"));
+    lose(a, concat("no agent of rzrun within ", a.time_to_begin.count(), " s"));
 }
 
 std::string HostLinks::why_ended(HostLink& a) {

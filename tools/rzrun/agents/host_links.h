@@ -28,7 +28,8 @@ struct HostLink {
   Console error_lines{};
   Forwarder errors{UniqueFd(), nullptr, UniqueFd(), ""};  ///< what the connector prints
   Silence silence{};
-  Deadline ready_by;
+  std::chrono::seconds time_to_begin;  ///< for its first word
+  Deadline ready_by = Deadline::after(time_to_begin);
   std::optional<Deadline> lost_at{};  ///< its connection has ended, the reason is awaited
   bool is_ready = false, is_idle = true;
   bool is_warned = false;    ///< its starter has begun to end it

@@ -282,7 +282,7 @@ void JoinedGroup::start_ranks() {
 
 // ---- what Ranks has
 
-std::vector<RankEnd> JoinedGroup::reap() {
+std::vector<RankEnd> JoinedGroup::advance() {
   const double rate = is_waiting_ ? net::AcceptRate::while_starting : net::AcceptRate::while_running;
   for (auto& c : listener_.advance(rate)) {
     if (reached_at_.empty() || net::names_loopback(reached_at_)) reached_at_ = c.reached_at;
@@ -292,7 +292,7 @@ std::vector<RankEnd> JoinedGroup::reap() {
   auto ends = links_.take_ends();
   drop_lost();
   if (is_waiting_) wait_for_hosts();
-  for (RankEnd& end : local_.reap()) {
+  for (RankEnd& end : local_.advance()) {
     end.host = own_.host;
     ends.push_back(end);
   }

@@ -26,7 +26,7 @@ class JoinedGroup : public Ranks {
   JoinedGroup(const JobSpec&, std::vector<UniqueFd> listeners, Console& out, Console& err);
 
   void start(const Job&, const std::function<bool()>& go_on) override;
-  std::vector<RankEnd> reap() override;
+  std::vector<RankEnd> advance() override;
   std::optional<StartFailure> start_failure() override { return links_.take_failure(); }
   std::optional<StopRequest> stop_request() override { return std::exchange(stop_, {}); }
   std::string why_no_restart() const override;

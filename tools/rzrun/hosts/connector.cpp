@@ -30,12 +30,13 @@ std::vector<std::string> remote_command(std::vector<std::string> shell, const st
   return shell;
 }
 
-Connector::Connector(const std::vector<std::string>& words, const EnvironmentVariables& variables, int errors)
+Connector::Connector(const std::vector<std::string>& words, const EnvironmentVariables& variables,
+                     std::optional<int> errors)
     : name(words.front()) {
   auto [child_in, to_child] = make_pipe();
   auto [from_child, child_out] = make_pipe();
   UniqueFd child_err;
-  if (errors == ChildOptions::inherited) {
+  if (!errors) {
     std::tie(err, child_err) = make_pipe();
     errors = child_err.get();
   }
@@ -46,7 +47,7 @@ Connector::Connector(const std::vector<std::string>& words, const EnvironmentVar
   process = Child(run,
                   {.in = child_in.get(),
                    .out = child_out.get(),
-                   .err = errors,
+                   .err = *errors,
                    .own_group = true,  // Ctrl-C is for this program alone
                    .signal_if_orphaned = SIGTERM},
                   name);

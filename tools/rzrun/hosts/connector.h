@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ struct Connector {
   Connector() = default;
   /// `errors`: a descriptor for its error output in place of the pipe `err`.
   explicit Connector(const std::vector<std::string>& words, const EnvironmentVariables& = {},
-                     int errors = ChildOptions::inherited);
+                     std::optional<int> errors = {});
 
   /// SIGKILL for the whole group, unless the process has been waited for: the number may then be another's.
   void kill_group() const;

@@ -176,7 +176,7 @@ std::vector<std::string> RankGroup::messages() {
                  "; output is missing in log files")};
 }
 
-std::vector<RankEnd> RankGroup::reap() {
+std::vector<RankEnd> RankGroup::advance() {
   std::vector<RankEnd> ended;
   int status = 0;
   for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;)

@@ -25,7 +25,7 @@ class RankGroup : public Ranks {
   void forward_output() override;
   void finish_output() override;
   std::vector<std::string> messages() override;
-  std::vector<RankEnd> reap() override;
+  std::vector<RankEnd> advance() override;
   int size() const override { return size_; }
   std::vector<int> running() const override;
   bool any_process_alive() const override;

@@ -1,6 +1,6 @@
 #pragma once
-/// The ranks of a job as the supervisor sees them: RankGroup has those of this host, AgentGroup those of
-/// several.
+/// The ranks of a job as the supervisor sees them: RankGroup has those of this host, AgentGroup those that
+/// agents start on several, JoinedGroup those of several at each of which rzrun is started.
 
 #include <poll.h>
 
@@ -62,8 +62,9 @@ class Ranks {
  public:
   virtual ~Ranks() = default;
 
-  /// Starts the ranks of a job, while none of an earlier one has a process. Between ranks it calls `go_on`;
-  /// false ends the start. What it throws start_failure_of() explains.
+  /// Begins a job, while no rank of an earlier one has a process. RankGroup starts the ranks, and between
+  /// them calls `go_on`; false ends the start. Other groups send the job in advance(), once hosts are known.
+  /// What it throws start_failure_of() explains.
   virtual void start(const Job&, const std::function<bool()>& go_on) = 0;
   /// A failure to start on another host, once.
   virtual std::optional<StartFailure> start_failure() { return {}; }
@@ -90,9 +91,10 @@ class Ranks {
   /// Lines for standard error, such as of a log file that cannot be written; each once.
   virtual std::vector<std::string> messages() = 0;
 
-  /// Collects processes that have ended, and returns the ranks among them: those killed by a signal first,
-  /// since a nonzero exit code is often the consequence of a lost peer.
-  virtual std::vector<RankEnd> reap() = 0;
+  /// Does what need not wait: receives from hosts, admits them, sends them their jobs, collects processes
+  /// that have ended. Returns the ranks that have ended: those killed by a signal first, since a nonzero exit
+  /// code is often the consequence of a lost peer.
+  virtual std::vector<RankEnd> advance() = 0;
   /// Ranks that have not ended.
   virtual std::vector<int> running() const = 0;
   virtual bool any_process_alive() const = 0;
