@@ -24,8 +24,8 @@ struct BucketOptions {
   std::size_t first_bytes = std::size_t{1} << 20;
   /// Bytes; cap of the other buckets. A larger member gets a bucket of its own.
   std::size_t cap_bytes = std::size_t{25} << 20;
-  /// Elements. Members start at multiples of `align`, and buckets end at multiples of `granularity`.
-  /// Strategies that shard pass size · align, so that all shards have the same length.
+  /// Elements. Members start at multiples of `align`, and buckets end at multiples of `granularity`: with
+  /// size · align all ranks have shards of the same length.
   std::size_t align = 64;
   std::size_t granularity = 64;
   bool overlap = true;  ///< false: wait for each bucket before launching the next

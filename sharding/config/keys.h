@@ -59,7 +59,8 @@ struct Field {
 
 struct KeySpec : ValueForm {
   const char* key = "";
-  const char* fallback = nullptr;  ///< JSON; "": the key is required in its object; null: that of the field
+  const char* fallback =
+      nullptr;  ///< the default, in JSON; "": none, the key is required; null: that of the field
   Treatment treatment = Treatment::applied;
   const char* note = "";           ///< what is done, or the reason
   const char* argument = nullptr;  ///< in arguments.h: stands behind "auto", and fills a key that is left out

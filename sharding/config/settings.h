@@ -164,9 +164,8 @@ class SettingsReader {
 std::map<std::string, std::string> rename_old_spellings(nlohmann::json& document, const std::string& file,
                                                         std::vector<std::string>& warnings, ConfigErrors&);
 
-/// Derives what follows from several keys, whose fields are set. Errors of combinations are
-/// added; sections with a wrong value are left out, so that no error follows from another. Values that were
-/// derived enter the settings.
+/// Derives values that follow from several keys, which are set before. Adds errors of combinations, but none
+/// of a section with a wrong value, so that no error follows from another. Derived values enter the settings.
 void complete(Draft&, Settings&, const RunFacts&, ConfigErrors&);
 
 struct ConfiguredMesh {

@@ -1,4 +1,5 @@
-// Keys of the section "zero_optimization". Keys that begin with stage3_ are accepted without it, too.
+// Keys of the section "zero_optimization". Keys that begin with "stage3_" are accepted without this prefix,
+// too.
 
 #include "sharding/config/keys.h"
 

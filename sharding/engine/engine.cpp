@@ -32,7 +32,7 @@ namespace rz {
 
 namespace {
 
-/// Ranks of one node have fewer threads the more ranks there are.
+/// Bits that depend on the number of ranks may depend on that of threads too: ranks of one node have fewer.
 Stream stream_on(Device device, int threads, const DsConfig& config) {
   if (device.kind != Device::host) return Stream::create(device);
   using enum Stream::Reproducible;

@@ -204,8 +204,8 @@ struct StrategyOptions {
   bool operator==(const StrategyOptions&) const = default;
 };
 
-/// Calls archive(name, option) for every option, with the names of messages, and of keys where there are
-/// some. The third argument, if any, is what an empty option stands for.
+/// Calls archive(name, option) for every option, with the name of its key where there is one (without
+/// "stage3_"). The third argument, if any, is what an empty option stands for.
 template <class Archive>
 void fields(Archive& a, const StrategyOptions& o) {
   a("reduce_bucket_size", o.reduce_bucket_size, "default");

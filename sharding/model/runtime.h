@@ -45,9 +45,9 @@ class TransientMemory {
 /// A mesh of ranks, with stream and memory on their device. One per strategy; its parts refer to it.
 struct Runtime {
   /// Creates a stream on the device of the communicator of the mesh. `offloads`: with streams for copies from
-  /// and to host memory. `secondary`: all data ranks divide the values, and those of the dimension shard what
-  /// was gathered.
-  explicit Runtime(Mesh, bool offloads = false, bool secondary = false);
+  /// and to host memory. `divides_again`: all data ranks divide the values; the ranks of the dimension shard
+  /// divide once more what was gathered.
+  explicit Runtime(Mesh, bool offloads = false, bool divides_again = false);
   Runtime(const Runtime&) = delete;
 
   /// Returns `given` if it is a stream of the device, or on the host one with several threads; otherwise

@@ -100,7 +100,7 @@ struct UpdateSpan {
   /// A multiple of 64; zero padding between parameters is updated too, and stays zero.
   std::size_t count = 0;
   int group = 0;                      ///< index of the parameter group
-  int member = 0;                     ///< index of the parameter; unless Grain::element the span has no other
+  int member = 0;                     ///< index of the parameter, which is the only one unless Grain::element
   float* direction = nullptr;         ///< Grain::matrix: from direct() and orthogonalize() to update()
   DType gradient_dtype = DType::f32;  ///< f32, f16 or bf16
   void* working = nullptr;            ///< 16-bit copy of the values, updated too; may be null
@@ -186,7 +186,7 @@ class Optimizer {
   /// Counts an update; the strategy calls it once before update().
   void begin_update() { ++updates_; }
   std::int64_t updates() const { return updates_; }
-  void set_updates(std::int64_t n) { updates_ = n; }  ///< for resumed training
+  void set_updates(std::int64_t n) { updates_ = n; }  ///< of a checkpoint, or without one that was dropped
 
  protected:
   struct Group {

@@ -18,8 +18,8 @@ namespace rz {
 
 /// Reduces the buckets of a pass in a fixed order, while backward computes the rest.
 ///
-/// If values are sharded, a flat parameter is complete when that of its scopes leaves backward which forward
-/// entered first: that moment is the same on every rank, whichever parameters a rank did not use.
+/// If values are sharded, a flat parameter is complete when backward leaves the first of its scopes, in the
+/// order of forward. All ranks reach that moment, whichever parameters a rank did not use.
 class GradientReduction {
  public:
   /// All references must outlive the reduction. StrategyOptions::rebuild: after the first update, forms

@@ -28,9 +28,9 @@ class LossTerms {
   /// Errc::invalid_argument if a loss may not follow: one with terms after a scalar of the same micro-batch,
   /// whose weight would be another.
   void require_may_follow(bool has_terms, bool same_micro_batch) const;
-  /// The weight of the micro-batch over the terms of a loss that follows others in it, 0 without terms: a
-  /// scalar in f32, undefined for 1. `sum_count`: nn::Loss::sum_count, undefined for a scalar, which has one
-  /// term. `floats`, an f32 [2], and `sums`, an f64 [2], are written.
+  /// Of a loss that follows others in its micro-batch: the weight of the micro-batch, divided by the terms of
+  /// this loss; 0 without terms. A scalar in f32, undefined for 1. `sum_count`: nn::Loss::sum_count,
+  /// undefined for a scalar, which has one term. `floats`, an f32 [2], and `sums`, an f64 [2], are written.
   Tensor ratio(const Tensor& sum_count, const Tensor& floats, const Tensor& sums, const Stream&);
   /// The first loss of a micro-batch was propagated: counts its weight.
   void count(const Tensor& sum_count, const Stream&);

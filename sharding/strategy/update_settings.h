@@ -27,7 +27,8 @@ class UpdateSettings {
   /// before next_update(). Errc::invalid_argument if max_norm is negative or NaN.
   void set_policy(const Policy&);
 
-  /// Factor in the gradient of a sum over terms, which the mean over `ranks` makes a sum over expected terms.
+  /// Factor in the gradient of a sum over terms. After the mean over `ranks` it is the sum over all ranks,
+  /// divided by the expected terms.
   float loss_gradient(int ranks) const;
   /// What norms and updates read.
   StepLimits limits() const;

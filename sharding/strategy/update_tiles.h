@@ -30,7 +30,7 @@ struct Tile {
 struct TileMemory {
   float* value = nullptr;        ///< of the first element
   std::byte* working = nullptr;  ///< of the first element; null unless precision is mixed
-  /// A state of OptimizerState::at() is at `used` + (its address - `stored`). Null: in place.
+  /// Where a state of the optimizer is: OptimizerState::at() - stored + used. Null: in place.
   struct State {
     float *stored = nullptr, *used = nullptr;
   };

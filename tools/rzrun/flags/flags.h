@@ -88,7 +88,7 @@ class Flags {
   CommandLine line_;
 };
 
-/// Each adds the flags of its struct.
+/// Each adds the flags that its file reads, which are members of these structs.
 void add_log_flags(CommandLine&, LogFlags&);
 void add_host_flags(CommandLine&, HostFlags&, bool& dry_run);
 void add_torchrun_flags(CommandLine&, TorchrunFlags&, std::string& role);

@@ -44,9 +44,9 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 
 /// Where the ranks run.
 struct Hosts {
-  int ranks = 0;                         ///< of all hosts; with a rendezvous those of this one
-  std::vector<hosts::Host> nodes;        ///< several, or one that is not this host; empty: this host alone
-  std::string devices;                   ///< of this host alone: CUDA_VISIBLE_DEVICES; empty: as it is
+  int ranks = 0;                   ///< of all hosts; with a rendezvous those of this one
+  std::vector<hosts::Host> nodes;  ///< where agents start the ranks; empty: this process does, on this host
+  std::string devices;             ///< of this host alone: CUDA_VISIBLE_DEVICES; empty: as it is
   std::optional<Rendezvous> rendezvous;  ///< several hosts, at each of which rzrun is started
   Starter starter;
   std::string master_addr;  ///< empty: an address of the first host that the others have a route to
@@ -64,7 +64,7 @@ struct Program {
   bool bind = true;                  ///< bind each rank to its own cores
 };
 
-/// Of which ranks of a host a log file or the console has which streams.
+/// The streams, output and errors, that a log file or the console has of each rank of a host.
 struct Streams {
   static constexpr int out = 1, err = 2, both = 3;  ///< torchrun's numbers; 0: none
 

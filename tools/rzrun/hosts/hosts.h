@@ -1,7 +1,7 @@
 #pragma once
-/// Hosts and their slots as launchers name them: hostfiles, DeepSpeed's filters. All functions but
-/// those of this host are pure, and their errors are Errc::config in one line that names the place and the
-/// word.
+/// Hosts and their slots as launchers name them: hostfiles, DeepSpeed's filters. Functions are pure, but for
+/// read_hostfile() and those of this host. Their errors are Errc::config in one line that names the place and
+/// the word.
 
 #include <string>
 #include <string_view>
