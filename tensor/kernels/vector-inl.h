@@ -80,7 +80,7 @@ HWY_INLINE hn::Vec<D> load(D d, const f16* p) {
 #endif
 }
 template <class D>
-HWY_INLINE void store(hn::Vec<D> v, D d, f16* p) {
+HWY_INLINE void store(hn::Vec<D> v, [[maybe_unused]] D d, f16* p) {
 #if HWY_TARGET <= HWY_AVX2
   const hn::Rebind<hwy::float16_t, D> narrow;
   hn::StoreU(hn::DemoteTo(narrow, v), narrow, reinterpret_cast<hwy::float16_t*>(p));

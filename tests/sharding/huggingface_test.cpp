@@ -403,7 +403,7 @@ TEST_F(HuggingFace, APartOfAModelIsLoaded) {
                                             {.strict = false, .seed = 3});
         EXPECT_EQ(loaded.unexpected_keys(), std::vector<std::string>{"classifier"});
         EXPECT_EQ(loaded.missing_keys().size(), 0u);
-        strategy->values().compare({});
+        strategy->values().compare();
         const auto expect_values = [&](const Parameter& p, const std::vector<float>& expected) {
           const Tensor whole = strategy->values().whole(p);
           EXPECT_TRUE(std::equal(expected.begin(), expected.end(), whole.data<float>()))
