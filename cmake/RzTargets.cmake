@@ -189,7 +189,7 @@ if(RZ_SANITIZE)
                 "__builtin_cpu_supports(\"aes\")); }")
   check_cxx_source_runs("${source}" RZ_HAVE_AVX2)
   if(RZ_HAVE_AVX2)
-    target_compile_options(PkgConfig::HWY INTERFACE -march=haswell -maes -ffp-contract=off)
+    target_compile_options(PkgConfig::HWY INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-march=haswell;-maes;-ffp-contract=off>")
   endif()
 endif()
 target_compile_definitions(PkgConfig::HWY INTERFACE

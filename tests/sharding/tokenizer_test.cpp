@@ -238,7 +238,7 @@ TEST_F(TokenizerFiles, VocabularyAndMergesAreATokenizerOfGpt2) {
   const std::string text = "the don't \xE4\xB8\xAD";
   EXPECT_EQ(two.encode(text), tokenizer_of(whole.dump()).encode(text));
   put("merges.txt", std::regex_replace(merges, std::regex("\n"), "\r\n"));
-  EXPECT_EQ(Tokenizer::from_pretrained(path("vocab.json")).checksum(), two.checksum());
+  EXPECT_EQ(Tokenizer::from_pretrained(path("vocab.json")).encode(text), two.encode(text));
   fs::remove(path("tokenizer.json"));
   put("merges.txt", "#version: 0.2\n\xC4\xA0 t\n\na b\n");
   EXPECT_EQ(error_of([&] { Tokenizer::from_pretrained(path()); }).what(),
