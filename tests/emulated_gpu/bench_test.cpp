@@ -126,7 +126,9 @@ TEST_F(BenchOnDevices, ResultsAreRightInEveryRunMode) {
       const Outcome o = run_perf("reduce_scatter", flags);
       EXPECT_EQ(o.status, 0) << backend << " " << more[0] << " " << more[1] << "\n" << o.text;
       EXPECT_TRUE(o.has_text("# Out of bounds values : 0 OK")) << o.text;
-      if (more[0] == "-G") EXPECT_TRUE(o.has_text("graph: 2")) << o.text;
+      if (more[0] == "-G") {
+        EXPECT_TRUE(o.has_text("graph: 2")) << o.text;
+      }
     }
 }
 

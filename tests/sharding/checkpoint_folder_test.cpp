@@ -466,7 +466,9 @@ TEST(OldCheckpoints, AKilledRemovalIsCompletedLater) {
       remove_checkpoint(dir, "x");
       return true;
     });
-    if (fs::exists(dir + "/x")) EXPECT_EQ(first_element(dir, "x"), 2);
+    if (fs::exists(dir + "/x")) {
+      EXPECT_EQ(first_element(dir, "x"), 2);
+    }
     remove_stale(dir);
     std::set<std::string> names = names_in_folder(dir);
     names.erase("x");

@@ -157,7 +157,9 @@ TEST_F(PlanProgram, AStrategyThatTheConfigurationExcludesHasAReason) {
     const bool excluded = s["strategy"] == "zero3";
     EXPECT_EQ(s["total"].is_null(), excluded) << s;
     EXPECT_EQ(s["reason"].is_null(), !excluded) << s;
-    if (excluded) EXPECT_NE(s["reason"].get<std::string>().find(reason), std::string::npos) << s;
+    if (excluded) {
+      EXPECT_NE(s["reason"].get<std::string>().find(reason), std::string::npos) << s;
+    }
   }
 }
 
