@@ -65,6 +65,7 @@ TEST(Strategy, StepWithUnsynchronisedGradientsIsAnError) {
     EXPECT_EQ(f.error_of([&] { f.strategy->finish_gradients(); }, "finish_gradients()"),
               Errc::unsynchronised);
     EXPECT_EQ(f.error_of([&] { f.strategy->gradient_norm(); }, "gradient_norm()"), Errc::unsynchronised);
+    EXPECT_EQ(f.error_of([&] { f.strategy->clip_gradients(1); }, "clip_gradients()"), Errc::unsynchronised);
     {
       const Strategy::NoSync no_sync(*f.strategy);
       f.pass(true);
