@@ -13,7 +13,8 @@ namespace rz::nn {
 
 /// Divergence of softmax(logits / temperature) from the targets, with a row a term: sum / count is what
 /// torch.nn.functional.kl_div calls batchmean for logits [N, V]. Targets are constants with the shape of the
-/// logits: probabilities, or with SoftLoss::logits those of a teacher.
+/// logits: probabilities, or with SoftLoss::logits those of a teacher. Errc::invalid_argument if
+/// SoftLoss::divergence is false.
 ///
 ///     const ops::SoftLoss distill{.targets = ops::SoftLoss::logits, .temperature = 2, .weight = 4};
 ///     nn::Loss loss = nn::kl_div(tape, student, teacher, distill);

@@ -59,8 +59,8 @@ struct Field {
 
 struct KeySpec : ValueForm {
   const char* key = "";
-  const char* fallback =
-      nullptr;  ///< the default, in JSON; "": none, the key is required; null: that of the field
+  /// The default, in JSON. "": there is none, the key is required. Null: that of the field.
+  const char* fallback = nullptr;
   Treatment treatment = Treatment::applied;
   const char* note = "";           ///< what is done, or the reason
   const char* argument = nullptr;  ///< in arguments.h: stands behind "auto", and fills a key that is left out

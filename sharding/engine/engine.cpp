@@ -32,7 +32,8 @@ namespace rz {
 
 namespace {
 
-/// Bits that depend on the number of ranks may depend on that of threads too: ranks of one node have fewer.
+/// Bits that do not depend on the number of ranks do not depend on that of threads either, since more ranks
+/// of a node have fewer threads each.
 Stream stream_on(Device device, int threads, const DsConfig& config) {
   if (device.kind != Device::host) return Stream::create(device);
   using enum Stream::Reproducible;

@@ -54,8 +54,7 @@ AgentGroup::AgentGroup(const JobSpec& spec, Console& out, Console& err)
   }
 }
 
-/// An agent has begun, or it has received a signal to end. SIGCONT is one of these, since mpirun sends a
-/// signal after it.
+/// An agent has begun, or it has received a signal to end. SIGCONT counts as one: mpirun sends it first.
 void AgentGroup::decide(HostLink& link, const Frame& frame) {
   WireReader reader(frame.payload);
   if (frame.kind == Frame::Kind::hello) {
