@@ -27,6 +27,12 @@ class Backend {
   /// Ends every operation in flight on all ranks with Errc::aborted. Any thread; idempotent; returns in
   /// bounded time.
   virtual void abort(const std::string& reason) noexcept = 0;
+  /// Ends every operation in flight on all ranks with Errc::cancelled, unless the group has failed: first
+  /// those that a rank which calls it has completed end on the others, too. Returns once no operation of this
+  /// rank uses memory of the caller. Throws Errc::peer_lost if that was the failure.
+  virtual void cancel(const std::string& reason) { abort(reason); }
+  /// After cancel(): throws Errc::peer_lost if a peer has ended without a goodbye since.
+  virtual void check_peers() {}
   /// Throws the group's failure if this rank has already detected one. Never blocks. Used while the caller
   /// waits for peers by other means than Work::wait().
   virtual void check() {}

@@ -20,7 +20,7 @@
 ///
 /// Thread safety: several threads may use one communicator; their calls are serialized in an order that must
 /// be the same on every rank. Errors are rz::Error. The first failure poisons the communicator: later calls
-/// throw it again.
+/// throw it again, until renew().
 ///
 /// A communicator belongs to the process that connected it. In a child of fork(), "native" on host memory
 /// throws Errc::invalid_argument, and its abort() has no effect. The child may connect communicators of its
@@ -168,6 +168,21 @@ class Communicator {
   /// idempotent; returns within one second.
   void abort(const std::string& reason = "abort() was called") noexcept;
 
+  /// The way back after a failure: begins a new generation of this group, and of all that were split from it
+  /// and live. Every rank calls it, after an error or without one; it returns once all have. A rank that
+  /// waits in a call gets Errc::cancelled with the first rank that called renew() as culprit, and `reason`;
+  /// "rank N called renew()" if that is empty. A collective that has completed on a rank which every rank
+  /// takes part in, all but broadcast, reduce, gather, scatter and messages, completes on all ("native",
+  /// "mpi"). Nothing of the generation before arrives in the new one: it has connections of its own.
+  ///
+  /// Memory, registrations and options stay; graphs with operations of this group must be captured again, and
+  /// memory of allocate_symmetric() is like that of allocate() then. No other thread may use these groups
+  /// meanwhile, except by abort(). Errc::peer_lost if a rank was lost, which nobody can wait for.
+  /// Errc::timeout names ranks that have not called it within the time of an operation; these groups are then
+  /// unusable. Errc::invalid_argument for a group that shares the failures of the one that it was split from,
+  /// while that lives: renew that one. Collective.
+  void renew(const std::string& reason = {});
+
   /// True if operations on device memory may be captured in a CUDA graph (comm/device/graph.h) and replayed.
   /// All ranks must launch their graphs equally often. The Work of a captured operation supports wait_on()
   /// only; use synchronize() to wait for graph runs.
@@ -195,14 +210,14 @@ class Communicator {
  private:
   friend class Group;
   struct State;
-  explicit Communicator(std::unique_ptr<State>);
-  static Communicator connect_from(const struct SplitFrom& parent, int rank, int size, std::shared_ptr<Store>,
+  explicit Communicator(std::shared_ptr<State>);
+  static Communicator connect_from(const struct Inherited&, int rank, int size, std::shared_ptr<Store>,
                                    CommOptions);
   Work submit(std::span<const struct CollectiveCall>);
   Work submit_one(const struct CollectiveCall&);
   template <Collective kind>
   Work start(const ConstBuffer& in, const Buffer& out, int root, ReduceOp, const Stream&);
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;
 };
 
 /// Calls that start as one group; the functions correspond to those of Communicator and validate their

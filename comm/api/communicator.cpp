@@ -3,10 +3,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <mutex>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "comm/api/arguments.h"
 #include "comm/backend.h"
 #include "comm/backends/backend_factory.h"
+#include "comm/bootstrap/store_internal.h"
 #include "comm/collective.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
@@ -22,14 +27,6 @@ WaitReportOptions CommOptions::waits() const {
   return {name.empty() ? WaitReportOptions().communicator : name, on_wait, wait_report};
 }
 
-struct Communicator::State {
-  int rank, size;
-  CommOptions options;
-  std::shared_ptr<Store> store;
-  std::shared_ptr<Backend> backend;
-  int splits = 0;
-};
-
 namespace {
 
 /// Destroys the backend in its creator process. A child of fork() has no threads of the backend, and locks in
@@ -42,36 +39,83 @@ std::shared_ptr<Backend> in_creator_process(std::unique_ptr<Backend> backend) {
           }};
 }
 
+/// The backend of a group's present generation, for those that outlive it. Thread-safe.
+class Present {
+ public:
+  explicit Present(std::shared_ptr<Backend> backend) : backend_(std::move(backend)) {}
+  std::shared_ptr<Backend> get() const {
+    const std::lock_guard lock(mutex_);
+    return backend_;
+  }
+  void set(std::shared_ptr<Backend> next) {
+    const std::lock_guard lock(mutex_);
+    backend_.swap(next);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<Backend> backend_;
+};
+
 }  // namespace
 
-Communicator::Communicator(std::unique_ptr<State> state) : state_(std::move(state)) {}
+struct Communicator::State {
+  State(int of_rank, int of_size, CommOptions o, std::shared_ptr<Store> s, std::unique_ptr<Backend> b)
+      : rank(of_rank), size(of_size), options(std::move(o)), store(std::move(s)) {
+    begin(std::move(b));
+  }
+  /// A generation begins with this backend.
+  void begin(std::unique_ptr<Backend> next) {
+    auto shared = in_creator_process(std::move(next));
+    backend = shared.get();
+    present ? present->set(std::move(shared)) : void(present = std::make_shared<Present>(std::move(shared)));
+  }
+  void reconnect();
+  std::unique_ptr<Backend> connect_again(const Inherited&, const std::shared_ptr<Backend>& before);
+  /// This group and those that live of the ones split from it, each before its own.
+  static void add_family(const std::shared_ptr<State>& of, std::vector<std::shared_ptr<State>>& to) {
+    to.push_back(of);
+    for (const auto& group : of->groups)
+      if (auto living = group.lock()) add_family(living, to);
+  }
+
+  const int rank, size;
+  const CommOptions options;
+  const std::shared_ptr<Store> store;  // null: of from_backend()
+  Backend* backend = nullptr;          // that of `present`
+  std::shared_ptr<Present> present;
+  int splits = 0, renewals = 0;
+  std::vector<std::weak_ptr<State>> groups;  // split from this one
+  std::weak_ptr<State> parent;               // the group that shares its failures with this one
+  std::vector<int> ranks;                    // there
+};
+
+Communicator::Communicator(std::shared_ptr<State> state) : state_(std::move(state)) {}
 Communicator::Communicator(Communicator&&) noexcept = default;
 Communicator& Communicator::operator=(Communicator&&) noexcept = default;
 Communicator::~Communicator() = default;
 
 Communicator Communicator::connect(int rank, int size, std::shared_ptr<Store> store, CommOptions options) {
+  if (store) store = Store::of_next_group(std::move(store), rank);
   return connect_from({}, rank, size, std::move(store), std::move(options));
 }
 
-Communicator Communicator::connect_from(const SplitFrom& parent, int rank, int size,
+Communicator Communicator::connect_from(const Inherited& from, int rank, int size,
                                         std::shared_ptr<Store> store, CommOptions options) {
   require(size >= 1, Errc::invalid_argument, "a group needs at least 1 rank, got ", size);
   require(rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " is not within 0 to ", size - 1);
   require(store != nullptr || size == 1, Errc::invalid_argument, "rank ", rank, " of ", size,
           " has no store");
   if (!store) store = memory_store();
-  if (!parent.backend) store = Store::of_next_group(std::move(store), rank);
-  auto backend = make_backend(rank, size, store, options, parent);
-  return Communicator(
-      std::make_unique<State>(State{rank, size, options, store, in_creator_process(std::move(backend))}));
+  auto backend = make_backend(rank, size, store, options, from);
+  return Communicator(std::make_shared<State>(rank, size, std::move(options), store, std::move(backend)));
 }
 
 Communicator Communicator::from_backend(int rank, int size, std::unique_ptr<Backend> backend,
                                         CommOptions options) {
   require(backend != nullptr && rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " of ", size,
           " has no backend or no place in the group");
-  return Communicator(std::make_unique<State>(
-      State{rank, size, std::move(options), nullptr, in_creator_process(std::move(backend))}));
+  return Communicator(std::make_shared<State>(rank, size, std::move(options), nullptr, std::move(backend)));
 }
 
 int Communicator::rank() const { return state_->rank; }
@@ -124,7 +168,52 @@ AlgorithmChoice Communicator::explain(Collective kind, std::size_t bytes, bool a
 }
 Work Communicator::submit(std::span<const CollectiveCall> group) { return state_->backend->submit(group); }
 Work Communicator::submit_one(const CollectiveCall& operation) { return submit({&operation, 1}); }
-void Communicator::abort(const std::string& reason) noexcept { state_->backend->abort(reason); }
+void Communicator::abort(const std::string& reason) noexcept { state_->present->get()->abort(reason); }
+
+// ---- generations
+
+/// Waits for the others, which may compute for as long as an operation may take. A rank that dies meanwhile
+/// is found by the connections of the generation before.
+std::unique_ptr<Backend> Communicator::State::connect_again(const Inherited& from,
+                                                            const std::shared_ptr<Backend>& before) {
+  if (!store) {
+    std::vector<int> all(static_cast<std::size_t>(size));
+    std::iota(all.begin(), all.end(), 0);
+    auto made = before->split(all, splits++);
+    require(made != nullptr, Errc::unsupported, before->describe(),
+            " of from_backend() has no store by which it could connect again");
+    return made;
+  }
+  const auto watched =
+      watching_store(store, concat("renewal/", ++renewals, '/'), [lost = std::weak_ptr(before)] {
+        if (const auto backend = lost.lock()) backend->check_peers();
+      });
+  CommOptions waiting = options;
+  waiting.rendezvous_timeout = std::max(options.rendezvous_timeout, options.timeout);
+  return make_backend(rank, size, watched, waiting, from);
+}
+
+void Communicator::State::reconnect() {
+  const std::shared_ptr<Backend> before = present->get();
+  Inherited from{.memory = before->shared_memory()};
+  if (const auto above = parent.lock()) from.failures = above->backend->link_monitor(), from.ranks = ranks;
+  try {
+    begin(connect_again(from, before));
+  } catch (const Error& e) {
+    throw Error(e.code(), concat("renew() on rank ", rank, ": ", e.what()), e.culprit());
+  }
+}
+
+void Communicator::renew(const std::string& reason) {
+  require(state_->parent.expired(), Errc::invalid_argument, "renew() on rank ", rank(),
+          " of a group that shares the failures of the one that it was split from: renew that one, which "
+          "renews both");
+  std::vector<std::shared_ptr<State>> family;
+  State::add_family(state_, family);
+  for (const auto& group : family)
+    group->backend->cancel(reason.empty() ? concat("rank ", group->rank, " called renew()") : reason);
+  for (const auto& group : family) group->reconnect();
+}
 
 namespace {
 
@@ -155,8 +244,8 @@ Registration Communicator::register_buffer(void* data, std::size_t bytes) {
 }
 
 Allocator Communicator::allocator() {
-  return {[backend = state_->backend](std::size_t bytes) {
-            return backend->allocate(require_addressable(bytes));
+  return {[present = state_->present](std::size_t bytes) {
+            return present->get()->allocate(require_addressable(bytes));
           },
           state_->options.device};
 }
@@ -256,10 +345,15 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
   options.reduction_order = order.value_or(options.reduction_order);
   if (!options.name.empty()) options.name += concat("/split ", number);
   const bool same_order = new_size <= 3 || options.reduction_order == state_->options.reduction_order;
-  auto backend = same_order ? state_->backend->split(members, number) : nullptr;
-  if (!backend) try {
-      return connect_from({state_->backend.get(), members, shares_failures}, new_rank, new_size,
-                          std::move(store), options);
+  std::optional<Communicator> made;
+  if (auto backend = same_order ? state_->backend->split(members, number) : nullptr)
+    made = Communicator(
+        std::make_shared<State>(new_rank, new_size, options, std::move(store), std::move(backend)));
+  else
+    try {
+      made = connect_from({state_->backend->shared_memory(),
+                           shares_failures ? state_->backend->link_monitor() : nullptr, members},
+                          new_rank, new_size, std::move(store), options);
     } catch (const Error& e) {  // in numbers of the new group
       const int culprit = e.culprit() < 0 ? -1 : members[static_cast<std::size_t>(e.culprit())];
       throw Error(e.code(),
@@ -267,8 +361,10 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
                          " could not connect; in numbers of the new group: ", e.what()),
                   culprit);
     }
-  return Communicator(
-      std::make_unique<State>(State{new_rank, new_size, options, std::move(store), std::move(backend)}));
+  std::erase_if(state_->groups, [](const auto& group) { return group.expired(); });
+  state_->groups.push_back(made->state_);
+  if (shares_failures) made->state_->parent = state_, made->state_->ranks = members;
+  return made;
 }
 
 Group Communicator::group() { return Group(*this); }

@@ -38,7 +38,7 @@ void require_rank_order(int size, const CommOptions& options, const char* backen
 }
 
 std::unique_ptr<Backend> connect_native(int rank, int size, Store& store, const CommOptions& options,
-                                        const SplitFrom& parent) {
+                                        const Inherited& from) {
   // peer_cuda's algorithm names apply to its own kernels, not to host memory.
   const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
   tuning::AlgorithmOverrides(algorithm, options.deterministic,
@@ -53,13 +53,12 @@ std::unique_ptr<Backend> connect_native(int rank, int size, Store& store, const 
                                .tuning = serialize_tuning(tuning)};
   const Deadline deadline = Deadline::after(options.rendezvous_timeout);
   const PeerInfo peers = exchange_peer_info(rank, size, store, settings, options.host_id, deadline);
-  auto wire = connect_transport(
-      peers, store,
-      {.interface = options.interface,
-       .congestion = options.congestion,
-       .memory = parent.backend ? parent.backend->shared_memory() : nullptr,
-       .parent = {parent.shares_failures ? parent.backend->link_monitor() : nullptr, parent.ranks}},
-      deadline);
+  auto wire = connect_transport(peers, store,
+                                {.interface = options.interface,
+                                 .congestion = options.congestion,
+                                 .memory = from.memory,
+                                 .parent = {from.failures, from.ranks}},
+                                deadline);
   const NativeOptions scheduled{.timeout = options.timeout,
                                 .deterministic = options.deterministic,
                                 .order = options.reduction_order,
@@ -70,15 +69,15 @@ std::unique_ptr<Backend> connect_native(int rank, int size, Store& store, const 
 }
 
 std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options,
-                                     const SplitFrom& parent) try {
-  return connect_native(rank, size, store, options, parent);
+                                     const Inherited& from) try {
+  return connect_native(rank, size, store, options, from);
 } catch (const Error& e) {
   publish_failure(rank, store, e);
   throw;
 }
 
 std::unique_ptr<Backend> make_mpi(int rank, int size, Store& store, const CommOptions& options,
-                                  const SplitFrom&) {
+                                  const Inherited&) {
   require_rank_order(size, options, "mpi");
   return load_mpi_backend(rank, size, store, options);
 }
@@ -122,8 +121,7 @@ std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Sto
 
 struct BackendEntry {
   const char* name;
-  std::unique_ptr<Backend> (*make_host)(int rank, int size, Store&, const CommOptions&,
-                                        const SplitFrom& parent);
+  std::unique_ptr<Backend> (*make_host)(int rank, int size, Store&, const CommOptions&, const Inherited&);
   /// Null: no device support.
   std::unique_ptr<Backend> (*make_device)(int rank, int size, const std::shared_ptr<Store>&,
                                           const CommOptions&, const std::shared_ptr<Backend>& host);
@@ -168,7 +166,7 @@ std::unique_ptr<Backend> host_staged_over_mpi(const std::shared_ptr<Backend>& ho
 }
 
 std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
-                                      const CommOptions& options, const SplitFrom& parent) {
+                                      const CommOptions& options, const Inherited& from) {
   const BackendEntry& choice = find_backend(options.backend);
   const bool on_host = options.device.kind == Device::host;
   require(on_host ? choice.serves_host : choice.make_device != nullptr, Errc::unsupported, "rank ", rank,
@@ -178,7 +176,7 @@ std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<
           "reduction_order '", name(options.reduction_order),
           "' requires `deterministic` (RZ_DETERMINISTIC=1)");
   cuda::require_device(options.device);
-  auto host = choice.make_host(rank, size, *store, options, parent);
+  auto host = choice.make_host(rank, size, *store, options, from);
   if (on_host) return host;
   const std::shared_ptr<Backend> shared = std::move(host);
   CommOptions resolved = options;

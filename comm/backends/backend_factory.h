@@ -11,18 +11,19 @@
 
 namespace rz {
 
-/// The group that a group is split from: its host memory is zero-copy in both.
-struct SplitFrom {
-  const Backend* backend = nullptr;  ///< null: none
-  std::vector<int> ranks;            ///< there, of the ranks of the new group
-  bool shares_failures = false;      ///< a failure of either ends both
+/// What a group takes over from others.
+struct Inherited {
+  std::shared_ptr<SharedMemoryAllocator> memory;  ///< host memory that is zero-copy in both; null: none
+  /// A failure of either group ends both; null: none.
+  std::shared_ptr<class LinkMonitor> failures;
+  std::vector<int> ranks;  ///< there, of the ranks of this group
 };
 
 /// Collective over the `size` ranks of `store`: creates the backend named by `options.backend`. Errc::config
 /// (with the valid names) for an unknown name. Errc::unsupported if the backend cannot serve
 /// `options.device`, or is not available in this build or on this machine.
 std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
-                                      const CommOptions& options, const SplitFrom& parent = {});
+                                      const CommOptions& options, const Inherited& = {});
 
 /// Collective: a backend for memory of `options.device` over an MPI backend for host memory. Passes device
 /// pointers to MPI if every rank's MPI accepts them; otherwise stages all calls.

@@ -18,6 +18,11 @@ class DeviceAndHostBackend final : public Backend {
     device_->abort(reason);
     host_->abort(reason);
   }
+  void cancel(const std::string& reason) override {
+    host_->cancel(reason);
+    device_->cancel(reason);
+  }
+  void check_peers() override { host_->check_peers(); }
   void check() override {
     device_->check();
     host_->check();

@@ -12,6 +12,7 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/device/drain.h"
 #include "comm/device/memory.h"
 #include "comm/os/helper_thread.h"
 #include "comm/os/wait_policy.h"
@@ -140,6 +141,15 @@ class HostStagedBackend final : public Backend {
   }
 
   void abort(const std::string& reason) noexcept override { host_->abort(reason); }
+  void cancel(const std::string& reason) override {
+    host_->cancel(reason);
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, drain_timeout, [this] { return queue_.empty() && !running_; });
+    }
+    const Event copied = stream_.record();
+    drain([&] { return copied.done(); }, Deadline::after(drain_timeout));
+  }
   std::unique_ptr<Backend> split(std::span<const int> members, int number) override {
     std::shared_ptr<Backend> host = host_->split(members, number);
     if (!host) return nullptr;
@@ -240,8 +250,14 @@ class HostStagedBackend final : public Backend {
         if (queue_.empty()) return;
         request = std::move(queue_.front());
         queue_.pop_front();
+        running_ = true;
       }
       run(*request);
+      {
+        const std::lock_guard lock(mutex_);
+        running_ = false;
+      }
+      changed_.notify_all();
     }
   }
 
@@ -280,9 +296,10 @@ class HostStagedBackend final : public Backend {
   const Stream stream_;
   std::mutex submitting_;
 
-  std::mutex mutex_;  // guards queue_ and stopping_
+  std::mutex mutex_;  // guards the rest of this group
   std::condition_variable changed_;
   std::deque<std::shared_ptr<StagedRequest>> queue_;
+  bool running_ = false;  // a request that is not in the queue any more
   bool stopping_ = false;
 
   // Used by the worker only.

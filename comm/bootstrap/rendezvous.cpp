@@ -84,7 +84,8 @@ void throw_published_failure(int rank, Store& store) {
   std::optional<std::string> entry;
   try {
     entry = find(store, all_connected);
-  } catch (const Error&) {  // the store has ended
+  } catch (const Error& e) {                 // the store has ended
+    if (e.code() == Errc::peer_lost) throw;  // of a watching_store()
   }
   if (entry) check_entry(rank, *entry);
 }

@@ -3,8 +3,10 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -42,6 +44,9 @@ class KeyValueTable {
 std::int64_t add_to_counter(std::string_view key, std::string_view text, std::int64_t amount);
 /// Message of an Errc::timeout from get().
 std::string missing_key(std::string_view key, std::string_view where);
+/// A prefix_store whose waits call `check` several times a second, which may throw.
+std::shared_ptr<Store> watching_store(std::shared_ptr<Store>, std::string prefix,
+                                      std::function<void()> check);
 /// The store behind all prefix_stores.
 const Store& innermost(const Store&);
 /// Numeric local address, without port, of a tcp_store's connection: the interface through which this process

@@ -1,7 +1,11 @@
+#include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <type_traits>
 #include <utility>
 
 #include "comm/bootstrap/store_internal.h"
@@ -35,19 +39,23 @@ class MemoryStore final : public Store {
   KeyValueTable table_;
 };
 
+constexpr auto watch_period = std::chrono::milliseconds(200);
+
+/// `check`: of watching_store(); empty: none.
 class PrefixStore final : public Store {
  public:
-  PrefixStore(std::shared_ptr<Store> store, std::string prefix)
-      : store_(std::move(store)), prefix_(std::move(prefix)) {}
+  PrefixStore(std::shared_ptr<Store> store, std::string prefix, std::function<void()> check = {})
+      : store_(std::move(store)), prefix_(std::move(prefix)), check_(std::move(check)) {}
   void set(std::string_view key, std::string_view value) override {
     store_->set(concat(prefix_, key), value);
   }
   std::string get(std::string_view key, Deadline deadline) override {
-    return store_->get(concat(prefix_, key), deadline);
+    return wait(deadline, [&](Deadline end) { return store_->get(concat(prefix_, key), end); });
   }
   std::vector<std::string> get_numbered(std::string_view prefix, std::uint32_t first,
                                         Deadline deadline) override {
-    return store_->get_numbered(concat(prefix_, prefix), first, deadline);
+    return wait(deadline,
+                [&](Deadline end) { return store_->get_numbered(concat(prefix_, prefix), first, end); });
   }
   std::int64_t add(std::string_view key, std::int64_t amount) override {
     return store_->add(concat(prefix_, key), amount);
@@ -56,8 +64,20 @@ class PrefixStore final : public Store {
   const std::string& prefix() const { return prefix_; }
 
  private:
+  template <class Get>
+  std::invoke_result_t<Get, Deadline> wait(Deadline deadline, const Get& get) {
+    if (!check_) return get(deadline);
+    for (;;) try {
+        check_();
+        return get(Deadline::after(std::min<Deadline::Clock::duration>(deadline.remaining(), watch_period)));
+      } catch (const Error& e) {
+        if (e.code() != Errc::timeout || deadline.expired()) throw;
+      }
+  }
+
   std::shared_ptr<Store> store_;
   std::string prefix_;
+  std::function<void()> check_;
 };
 
 }  // namespace
@@ -148,6 +168,11 @@ std::shared_ptr<Store> Store::of_next_group(std::shared_ptr<Store> store, int ra
 }
 
 std::shared_ptr<Store> memory_store() { return std::make_shared<MemoryStore>(); }
+
+std::shared_ptr<Store> watching_store(std::shared_ptr<Store> store, std::string prefix,
+                                      std::function<void()> check) {
+  return std::make_shared<PrefixStore>(std::move(store), std::move(prefix), std::move(check));
+}
 
 std::shared_ptr<Store> prefix_store(std::shared_ptr<Store> store, std::string prefix) {
   return std::make_shared<PrefixStore>(std::move(store), std::move(prefix));

@@ -151,6 +151,22 @@ bool ProgressEngine::acquire_within(std::chrono::seconds limit, Lock& lock) {
   return acquired;
 }
 
+/// Calls f, as a driver, without the mutex.
+void ProgressEngine::with_token(Lock& lock, const std::function<void()>& f) {
+  require(acquire_within(max_token_wait, lock), Errc::timeout, "rank ", options_.rank,
+          ": another thread kept the communicator busy");
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    f();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  release_driver();
+  if (error) std::rethrow_exception(error);
+}
+
 void ProgressEngine::release_driver() {
   hand_over();
   if (unfinished_ > 0) wake_thread();
@@ -183,18 +199,7 @@ void ProgressEngine::run_exclusively(const std::function<void()>& f) {
   check_process();
   Lock lock(mutex_);
   if (ending_.failure) std::rethrow_exception(ending_.failure);
-  require(acquire_within(max_token_wait, lock), Errc::timeout, "rank ", options_.rank,
-          ": another thread kept the communicator busy");
-  lock.unlock();
-  std::exception_ptr error;
-  try {
-    f();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  lock.lock();
-  release_driver();
-  if (error) std::rethrow_exception(error);
+  with_token(lock, f);
 }
 
 /// In wait(). It may spin, for ProgressWaitPolicy::spin_limit at most.
@@ -291,6 +296,29 @@ void ProgressEngine::abort(const std::string& reason) noexcept {
     wake_thread();
   }
   if (!has_thread()) progress();
+}
+
+void ProgressEngine::cancel(const std::string& reason) {
+  check_process();
+  Lock lock(mutex_);
+  if (!ending_.failure) {
+    ending_.fail(std::make_exception_ptr(Error(Errc::cancelled, reason, options_.rank)));
+    inbox_.changed.store(true, std::memory_order_release);
+    target_->wake();
+  }
+  with_token(lock, [this] { fail(ending_.failure); });
+  try {
+    std::rethrow_exception(ending_.failure);
+  } catch (const Error& e) {
+    if (e.code() == Errc::peer_lost) throw;
+  } catch (const std::exception&) {  // of this rank alone
+  }
+}
+
+void ProgressEngine::check_peers() {
+  check_process();
+  Lock lock(mutex_);
+  with_token(lock, [this] { target_->check_peers(); });
 }
 
 void ProgressEngine::check() {

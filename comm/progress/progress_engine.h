@@ -96,6 +96,12 @@ class ProgressEngine final : public Driven, public std::enable_shared_from_this<
   bool has_thread() const { return options_.thread != ProgressOptions::none; }
   /// Poisons the group of ranks with Errc::aborted.
   void abort(const std::string& reason) noexcept;
+  /// Poisons the group of ranks with Errc::cancelled, unless it has failed. Returns once no thread progresses
+  /// its calls: all have ended. Errc::timeout if another thread does for 5 s. Throws Errc::peer_lost if that
+  /// was the failure.
+  void cancel(const std::string& reason);
+  /// After cancel(): Progressable::check_peers().
+  void check_peers();
   /// Throws the failure that poisoned the group, if there is one; polls for it if no thread drives. Does not
   /// block.
   void check();
@@ -141,6 +147,7 @@ class ProgressEngine final : public Driven, public std::enable_shared_from_this<
   void release_driver();
   void hand_over();
   void wake_thread();
+  void with_token(Lock&, const std::function<void()>& f);
   void poll_idle(Lock&);
   Turn drive_unattended(Lock&);
   Turn next_turn();

@@ -45,6 +45,8 @@ class Progressable {
   /// Reports to the other ranks that this one aborts the group, where no thread has to progress for that. Any
   /// thread.
   virtual void abort(const std::string& /*reason*/) noexcept {}
+  /// After fail(): throws Errc::peer_lost if a peer has ended without a goodbye since.
+  virtual void check_peers() {}
   /// Last call before the destructor. No call is in flight.
   virtual void close() noexcept {}
   /// Last call, in a child of fork(): closes its copies of descriptors and mappings.

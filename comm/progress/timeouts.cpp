@@ -69,7 +69,7 @@ void Timeouts::fail(const Request& request, const WaitState& wait) {
     return;
   }
   transport_.abort(failure);
-  transport_.progress();  // throws what the group has agreed on
+  transport_.progress(all_calls);  // throws what the group has agreed on
   throw Error(failure.code, failure.reason, failure.culprit);
 }
 
@@ -89,7 +89,7 @@ void Timeouts::poll_split_groups(Time now) {
   if (found >= 0)
     failure.reason = concat("rank ", found, describe(graph, found, false), ": ", failure.reason);
   transport_.abort(failure);
-  transport_.progress();  // throws what the group has agreed on
+  transport_.progress(all_calls);  // throws what the group has agreed on
 }
 
 }  // namespace rz

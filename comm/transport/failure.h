@@ -2,6 +2,7 @@
 /// The first failure of a group.
 
 #include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -17,8 +18,11 @@ inline constexpr std::string_view lost_link = "the connection between ";
 /// The cause of a group's failure. The first failure wins, and every rank throws it.
 struct Failure {
   int culprit = -1;             ///< rank, or -1 if none is at fault
-  Errc code = Errc::peer_lost;  ///< peer_lost, aborted, timeout or mismatch
+  Errc code = Errc::peer_lost;  ///< peer_lost, aborted, timeout, mismatch or cancelled
   std::string reason;
+  /// Of cancelled: the collectives that the rank which reports it has completed. Every rank completes these
+  /// before it throws, so that what has ended on one rank ends on all.
+  std::uint32_t calls = 0;
 };
 
 /// The group's failure, as this rank knows it. Thread-safe.

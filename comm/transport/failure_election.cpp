@@ -13,7 +13,8 @@ FailureElection::FailureElection(int rank, std::vector<shm::Header*> headers)
 
 Failure FailureElection::record_of(std::size_t rank) const {
   const shm::Header& h = *headers_[rank];
-  return {h.culprit, static_cast<Errc>(h.code), std::string(h.reason, strnlen(h.reason, sizeof h.reason))};
+  return {h.culprit, static_cast<Errc>(h.code), std::string(h.reason, strnlen(h.reason, sizeof h.reason)),
+          h.cancelled_after.load(std::memory_order_acquire)};
 }
 
 /// Each rank writes its own record and then competes for the leader's word with one compare-and-swap. So a
@@ -21,6 +22,9 @@ Failure FailureElection::record_of(std::size_t rank) const {
 Failure FailureElection::elect(const Failure& failure) {
   if (!leader_) return failure;
   shm::Header& own = *headers_[static_cast<std::size_t>(rank_)];
+  if (failure.code == Errc::cancelled)
+    own.cancelled_after = std::min(own.cancelled_after.load(), failure.calls);
+  if (std::exchange(proposed_, true)) return *elected();
   own.culprit = failure.culprit;
   own.code = static_cast<std::uint32_t>(failure.code);
   const std::size_t n = failure.reason.copy(own.reason, sizeof own.reason - 1);
@@ -28,6 +32,13 @@ Failure FailureElection::elect(const Failure& failure) {
   std::uint32_t none = 0;
   leader_->elected_rank.compare_exchange_strong(none, static_cast<std::uint32_t>(rank_) + 1);
   return *elected();
+}
+
+std::optional<std::uint32_t> FailureElection::cancelled_after() const {
+  std::uint32_t fewest = shm::not_cancelled;
+  for (const shm::Header* h : headers_)
+    if (h) fewest = std::min(fewest, h->cancelled_after.load(std::memory_order_acquire));
+  return fewest == shm::not_cancelled ? std::nullopt : std::optional(fewest);
 }
 
 }  // namespace rz

@@ -21,9 +21,11 @@ class FailureElection {
     const std::uint32_t word = leader_ ? leader_->elected_rank.load(std::memory_order_acquire) : 0;
     return word ? std::optional(record_of(word - 1)) : std::nullopt;
   }
-  /// Proposes a failure as the first and returns the elected one. Call once at most. Without peers it returns
-  /// the proposed one.
+  /// Proposes a failure as the first and returns the elected one; of later calls only Failure::calls counts.
+  /// Without peers it returns the proposed one. One thread at a time.
   Failure elect(const Failure&);
+  /// The fewest Failure::calls of all ranks' failures that are Errc::cancelled; empty if none is.
+  std::optional<std::uint32_t> cancelled_after() const;
 
  private:
   Failure record_of(std::size_t rank) const;
@@ -31,6 +33,7 @@ class FailureElection {
   int rank_ = 0;
   std::vector<shm::Header*> headers_;
   shm::Header* leader_ = nullptr;
+  bool proposed_ = false;
 };
 
 }  // namespace rz

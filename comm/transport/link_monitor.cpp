@@ -1,5 +1,6 @@
 #include "comm/transport/link_monitor.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/core/text.h"
@@ -24,14 +25,27 @@ void LinkMonitor::add(MonitoredLinks& links, std::span<const int> peers, LinkDat
   if (data == LinkData::sockets) waiter_.expect_data_on_sockets();
 }
 
-void LinkMonitor::progress() {
+void LinkMonitor::progress(std::uint32_t completed) {
+  completed_ = completed;
   throw_if_failed();
   if (!waiter_.poll()) return;
-  // Backwards: a failure that another node reports takes precedence over a peer lost on this one.
-  for (auto links = links_.rbegin(); links != links_.rend(); ++links)
-    if (const auto failure = (*links)->poll_failures()) found(*failure);
+  if (const auto failure = poll_links()) found(*failure);
   if (reported_) found(*reported_);
   throw_if_failed();
+}
+
+/// Backwards: a failure that another node reports takes precedence over a peer lost on this one.
+std::optional<Failure> LinkMonitor::poll_links() {
+  std::optional<Failure> first;
+  for (auto links = links_.rbegin(); links != links_.rend(); ++links)
+    if (auto failure = (*links)->poll_failures(); failure && !first) first = std::move(failure);
+  return first;
+}
+
+std::optional<Failure> LinkMonitor::find_lost() {
+  if (!waiter_.poll()) return std::nullopt;
+  auto failure = poll_links();
+  return failure && failure->code == Errc::peer_lost ? std::move(failure) : std::nullopt;
 }
 
 void LinkMonitor::wait(std::chrono::microseconds timeout, bool eager) {
@@ -56,8 +70,8 @@ void LinkMonitor::set_sleeping(bool asleep) {
 /// An event in memory for which wait() must return.
 bool LinkMonitor::has_event() {
   for (MonitoredLinks* links : memory_links_)
-    if (links->changed() || links->group_failure()) return true;
-  return failure_.failed();
+    if (links->changed()) return true;
+  return failure_.failed() ? !is_pending() : group_failure().has_value();
 }
 
 void LinkMonitor::query_waits() {
@@ -137,6 +151,7 @@ bool LinkMonitor::expire_in_parent(const Failure& failure, const std::string& ca
 /// The first failure wins. Each of the links sends what the links before it have agreed on. Where the parent
 /// has failed before, its peers have its failure.
 void LinkMonitor::abort(const Failure& first) noexcept {
+  if (first.code == Errc::cancelled) return cancel(first);
   Failure of_parent;
   bool follows = false;
   if (parent_.monitor) {
@@ -153,12 +168,43 @@ void LinkMonitor::abort(const Failure& first) noexcept {
   waiter_.ring_doorbell();
 }
 
+/// Groups above and below this one are cancelled with counts of their own. Each rank that cancels tells the
+/// others its count, whichever was the first.
+void LinkMonitor::cancel(const Failure& failure) noexcept {
+  const auto spread = [&](Failure spread_next) {
+    if (!closed_)
+      for (MonitoredLinks* links : links_) spread_next = links->spread_failure(spread_next);
+    return spread_next;
+  };
+  cancelled_after_ = std::min(cancelled_after_.load(), failure.calls);
+  bool is_first = false;
+  failure_.record(failure, [&](const Failure& f) { return is_first = true, spread(f); });
+  if (!is_first) failure_.exclude([&] { spread(failure); });
+  waiter_.ring_doorbell();
+}
+
+/// The group is cancelled, but every rank that has cancelled it had completed more calls than this one has.
+/// So the call that this rank is in, or is about to make, ends.
+bool LinkMonitor::is_pending() const {
+  if (failure_.failure().code != Errc::cancelled) return false;
+  std::uint32_t after = cancelled_after_;
+  for (const MonitoredLinks* links : links_)
+    after = std::min(after, links->cancelled_after().value_or(after));
+  return completed_ < after;
+}
+
 void LinkMonitor::close() noexcept {
   set_long_wait({});
   failure_.exclude([this] { closed_ = true; });
 }
 
 void LinkMonitor::found(const Failure& failure) {
+  if (failure_.failed()) {
+    // A call that a cancelled group would still complete does not end without the peer.
+    if (failure.code != Errc::cancelled && is_pending())
+      throw Error(failure.code, failure.reason, failure.culprit);
+    return;
+  }
   if (!parent_.monitor || failure.code != Errc::peer_lost) return abort(failure);
   if (lost_) return;
   lost_ = failure;
@@ -167,7 +213,7 @@ void LinkMonitor::found(const Failure& failure) {
 
 void LinkMonitor::follow_parent() {
   for (const LinkMonitor* above = parent_.monitor.get(); above; above = above->parent_.monitor.get())
-    if (above->failure_.failed())
+    if (above->failure_.failed() && above->failure_.failure().code != Errc::cancelled)
       failure_.record(above->failure_.failure(), [](const Failure& failure) { return failure; });
   if (lost_ && lost_until_.expired()) abort(*lost_);
 }
@@ -184,7 +230,7 @@ void LinkMonitor::throw_if_failed() {
   if (!failure_.failed() && parent_.monitor) follow_parent();
   if (!failure_.failed()) return;
   for (MonitoredLinks* links : links_) links->flush_failure();
-  failure_.raise();
+  if (!is_pending()) failure_.raise();
 }
 
 void LinkMonitor::report(const Failure& failure) {

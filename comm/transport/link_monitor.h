@@ -2,7 +2,9 @@
 /// Waiting, failures and wait-for messages of a group, once for all its transports. Transports that serve
 /// different peers of one group share a monitor and add their links to it.
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,9 +24,11 @@ class MonitoredLinks {
   /// Continues transfers, and handles control data on the descriptors that the poller has flagged. Returns a
   /// failure if a peer reports one or is lost.
   virtual std::optional<Failure> poll_failures() = 0;
-  /// Sends the group's failure to the peers, once at most. Returns it, or another one that peers have agreed
-  /// on before. Never blocks. Any thread.
+  /// Sends the group's failure to the peers: the first one, and every one that is Errc::cancelled. Returns
+  /// it, or another one that peers have agreed on before. Never blocks. One thread at a time, any.
   virtual Failure spread_failure(const Failure&) = 0;
+  /// The fewest Failure::calls of the failures of peers that were Errc::cancelled; empty if there was none.
+  virtual std::optional<std::uint32_t> cancelled_after() const = 0;
   /// Continues what spread_failure() could not send at once.
   virtual void flush_failure() noexcept {}
   /// Drops the message if the peer's socket is full.
@@ -54,7 +58,8 @@ struct ParentGroup {
 
 /// Functions without a comment implement those of Transport.
 ///
-/// A group with a parent shares its failures: that of either ends both, with the ranks of the parent. A rank
+/// A group with a parent shares its failures, unless they are Errc::cancelled: that of either ends both, with
+/// the ranks of the parent. A rank
 /// that is lost here is lost there, too. So the parent finds out which one was lost first, within a few
 /// seconds; if it does not, this group fails by itself. Likewise the parent finds the rank for which a wait
 /// that does not end here waits through other groups.
@@ -71,7 +76,8 @@ class LinkMonitor {
   /// Adds links with these peers. They stay valid as long as functions of Transport are called.
   void add(MonitoredLinks&, std::span<const int> peers, LinkData);
 
-  void progress();
+  void progress(std::uint32_t completed);
+  std::optional<Failure> find_lost();
   void wait(std::chrono::microseconds timeout, bool eager);
   int begin_sleep();
   void end_sleep();
@@ -101,13 +107,18 @@ class LinkMonitor {
   void report_departed(int peer);
 
  private:
+  static constexpr std::uint32_t no_limit = 0xffffffff;
+
   std::optional<Failure> group_failure() const;
+  std::optional<Failure> poll_links();
   Failure in_parent(const Failure&) const;
   RankSet in_parent(const RankSet&) const;
+  void cancel(const Failure&) noexcept;
   void found(const Failure&);
   void follow_parent();
   bool has_event();
   void set_sleeping(bool);
+  bool is_pending() const;
   void throw_if_failed();
   void send_wait_message(int peer, const WaitMessage&);
 
@@ -117,7 +128,9 @@ class LinkMonitor {
   TransportWaiter waiter_;
   WaitForGraph wait_graph_;
   FailureState failure_;
-  bool closed_ = false;  // changed while no failure is recorded
+  std::uint32_t completed_ = 0;  // collectives of this rank, as of the last progress()
+  std::atomic<std::uint32_t> cancelled_after_{no_limit};  // by this rank
+  bool closed_ = false;                                   // changed while no failure is recorded
   const ParentGroup parent_;
   SplitWaits split_waits_;
   std::optional<Failure> lost_;  // a peer, or time; the parent knows more

@@ -24,7 +24,8 @@ class MonitoredTransport : public Transport {
   /// is rank r's address(); passed_fds is ignored.
   virtual void connect(const net::HandshakeInfo&, const std::vector<std::string>& addresses, Deadline) = 0;
 
-  void progress() final { monitor_->progress(); }
+  void progress(std::uint32_t completed) final { monitor_->progress(completed); }
+  std::optional<Failure> find_lost() final { return monitor_->find_lost(); }
   void wait(std::chrono::microseconds timeout, bool eager) final { monitor_->wait(timeout, eager); }
   int begin_sleep() final { return monitor_->begin_sleep(); }
   void end_sleep() final { monitor_->end_sleep(); }

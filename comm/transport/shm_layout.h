@@ -23,10 +23,11 @@ std::size_t staging_ring_bytes(const Caches&, std::size_t ranks);
 
 namespace shm {
 
-constexpr std::uint64_t magic = 0x326f72657a676e72;  // "rngzero2"
+constexpr std::uint64_t magic = 0x336f72657a676e72;  // "rngzero3"
 constexpr std::size_t cache_line = 64;
 constexpr std::size_t frame_inline_bytes = 24;
 constexpr std::uint32_t in_frame = 0xffffffff, in_ring = 0xfffffffe;
+constexpr std::uint32_t not_cancelled = 0xffffffff;
 
 enum State : std::uint32_t { active = 0, departed = 1 };
 
@@ -42,6 +43,7 @@ struct Header {
   alignas(cache_line) std::atomic<std::uint32_t> state{active};
   /// In the leader's header: 1 + the rank whose header has the group's first failure; 0: no failure.
   std::atomic<std::uint32_t> elected_rank{0};
+  std::atomic<std::uint32_t> cancelled_after{not_cancelled};  ///< Failure::calls of this rank's cancellation
   std::int32_t culprit = -1;
   std::uint32_t code = 0;
   char reason[488] = {};

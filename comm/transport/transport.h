@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -23,6 +24,9 @@ struct ReceiveView {
 };
 
 class SharedMemoryGroup;
+
+/// For Transport::progress(): a failure is thrown at once.
+inline constexpr std::uint32_t all_calls = 0xffffffff;
 
 class Transport {
  public:
@@ -45,8 +49,10 @@ class Transport {
   /// return. The default copies from peek(); a transport that can receive directly overrides it.
   virtual std::size_t receive(int peer, Channel, std::span<std::byte> into);
 
-  /// Progresses transfers and detects failures. Once the group has failed, throws its Failure as an Error.
-  virtual void progress() = 0;
+  /// Progresses transfers and detects failures. Once the group has failed, throws its Failure as an Error;
+  /// one with Errc::cancelled once this rank has completed the calls that every other rank which cancels has.
+  /// `completed`: collectives that this rank has.
+  virtual void progress(std::uint32_t completed) = 0;
   /// Sleeps until something may have changed, at most `timeout`. Spurious returns are normal. `eager`: the
   /// thread may spin before it sleeps.
   virtual void wait(std::chrono::microseconds timeout, bool eager = true) = 0;
@@ -60,9 +66,11 @@ class Transport {
   /// Ends begin_sleep() >= 0. In between only wake() and abort() are called.
   virtual void end_sleep() {}
 
-  /// Fails the group: progress() throws on every rank within bounded time. Idempotent; does not block. Any
-  /// thread.
+  /// Fails the group: progress() throws on every rank within bounded time. The first failure counts; of all
+  /// that are Errc::cancelled the fewest `calls`. Does not block. Any thread.
   virtual void abort(const Failure&) noexcept = 0;
+  /// Once the group has failed: a peer that has been lost since, without a goodbye.
+  virtual std::optional<Failure> find_lost() { return std::nullopt; }
 
   /// Clears earlier replies and queries every peer for the ranks that it waits for, and for its collective of
   /// the number that record_call() had last. Queries and replies of peers arrive during progress().

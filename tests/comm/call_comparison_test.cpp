@@ -77,7 +77,7 @@ class Queried final : public Transport {
   std::uint64_t released(int, Channel) override { return 0; }
   ReceiveView peek(int, Channel) override { return {}; }
   void consume(int, Channel, std::size_t) override {}
-  void progress() override {}
+  void progress(std::uint32_t) override {}
   void wait(std::chrono::microseconds, bool) override {}
   void wake() noexcept override {}
   void abort(const Failure&) noexcept override {}

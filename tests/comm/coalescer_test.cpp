@@ -109,7 +109,7 @@ class Counting final : public Transport {
   std::uint64_t released(int peer, Channel lane) override { return inner_->released(peer, lane); }
   ReceiveView peek(int peer, Channel lane) override { return inner_->peek(peer, lane); }
   void consume(int peer, Channel lane, std::size_t bytes) override { inner_->consume(peer, lane, bytes); }
-  void progress() override { inner_->progress(); }
+  void progress(std::uint32_t) override { inner_->progress(0); }
   void wait(std::chrono::microseconds timeout, bool eager) override { inner_->wait(timeout, eager); }
   void wake() noexcept override { inner_->wake(); }
   void abort(const Failure& f) noexcept override { inner_->abort(f); }

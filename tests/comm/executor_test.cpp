@@ -44,7 +44,7 @@ class Trickle final : public Transport {
     std::memcpy(into.data(), element_, n);
     return n;
   }
-  void progress() override {}
+  void progress(std::uint32_t) override {}
   void wait(std::chrono::microseconds, bool) override {}
   void wake() noexcept override {}
   void abort(const Failure&) noexcept override {}

@@ -215,7 +215,7 @@ TEST(IntranodeMismatch, ADepartedRankFailsOnlyCallsThatNeedIt) {
       return signal_event(*store, "left");
     }
     wait_event(*store, "left");
-    for (int i = 0; i < 3; ++i) me->transport->wait(milliseconds(1)), me->transport->progress();
+    for (int i = 0; i < 3; ++i) me->transport->wait(milliseconds(1)), me->transport->progress(0);
     broadcast_from(*me, 1);
     for (int i = 0; i < fifo_depth - 1; ++i) broadcast_from(*me, 0);
     const Error e = error_of([&] {

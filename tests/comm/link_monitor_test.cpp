@@ -26,6 +26,7 @@ struct Links final : MonitoredLinks {
     spread.push_back(failure.culprit);
     return agreed ? *agreed : failure;
   }
+  std::optional<std::uint32_t> cancelled_after() const override { return calls_of_others; }
   void flush_failure() noexcept override { ++flushes; }
   void send_wait_message(int peer, const WaitMessage& message) override {
     (message.kind == WaitMessage::query ? queried : replied).push_back(peer);
@@ -39,6 +40,7 @@ struct Links final : MonitoredLinks {
   std::optional<Failure> group_failure() const override { return agreed; }
 
   std::optional<Failure> lost, agreed;
+  std::optional<std::uint32_t> calls_of_others;
   bool has_changed = false;
   bool changes_before_sleep = false;  ///< just before set_sleeping(true), too late for an earlier look
   int polls = 0, flushes = 0, looks = 0;
@@ -73,10 +75,10 @@ class MonitorOfMemory : public testing::Test {
 const std::vector<bool> one_sleep{true, false};
 
 TEST_F(MonitorOfBoth, TheFirstFailureIsSentOnceOverAllLinks) {
-  monitor.progress();
+  monitor.progress(0);
   monitor.abort({2, Errc::aborted, "enough"});
   monitor.abort(loss_of(3));
-  const Error e = test::error_of([&] { monitor.progress(); });
+  const Error e = test::error_of([&] { monitor.progress(0); });
   EXPECT_EQ(e.code(), Errc::aborted);
   EXPECT_EQ(e.culprit(), 2);
   EXPECT_STREQ(e.what(), "enough");
@@ -90,36 +92,80 @@ TEST_F(MonitorOfBoth, WhatPeersInMemoryHaveAgreedOnReplacesAFailure) {
   monitor.abort(loss_of(2));
   EXPECT_EQ(memory.spread, std::vector{2});
   EXPECT_EQ(sockets.spread, std::vector{1});
-  EXPECT_EQ(test::error_of([&] { monitor.progress(); }).culprit(), 1);
+  EXPECT_EQ(test::error_of([&] { monitor.progress(0); }).culprit(), 1);
 }
 
 TEST_F(MonitorOfBoth, AFailureThatPeersInMemoryHaveAgreedOnIsThrown) {
   memory.agreed = loss_of(1);
-  EXPECT_EQ(test::error_of([&] { monitor.progress(); }).culprit(), 1);
+  EXPECT_EQ(test::error_of([&] { monitor.progress(0); }).culprit(), 1);
   EXPECT_EQ(sockets.spread, std::vector{1});
   EXPECT_EQ(memory.polls, 0);
 }
 
 TEST_F(MonitorOfBoth, AFailureThatAnotherHostReportsComesBeforeALossOnThisOne) {
   memory.lost = loss_of(1), sockets.lost = loss_of(3);
-  EXPECT_EQ(test::error_of([&] { monitor.progress(); }).culprit(), 3);
+  EXPECT_EQ(test::error_of([&] { monitor.progress(0); }).culprit(), 3);
 }
 
 TEST_F(MonitorOfBoth, ADepartedPeerIsTheCulpritUnlessALossIsFound) {
   monitor.report_departed(1);
   monitor.report_departed(2);
   sockets.lost = loss_of(3);
-  EXPECT_EQ(test::error_of([&] { monitor.progress(); }).culprit(), 3);
+  EXPECT_EQ(test::error_of([&] { monitor.progress(0); }).culprit(), 3);
 }
 
 TEST_F(MonitorOfBoth, TheFirstReportWins) {
   monitor.report_departed(1);
   monitor.report_departed(2);
   monitor.report(loss_of(3));
-  const Error e = test::error_of([&] { monitor.progress(); });
+  const Error e = test::error_of([&] { monitor.progress(0); });
   EXPECT_EQ(e.code(), Errc::peer_lost);
   EXPECT_EQ(e.culprit(), 1);
   EXPECT_STREQ(e.what(), "rank 1 left the group, and rank 0 still needs it");
+}
+
+// ---- cancelled groups
+
+TEST_F(MonitorOfBoth, ACancelledGroupFirstCompletesWhatARankHasThatCancelledIt) {
+  memory.agreed = Failure{1, Errc::cancelled, "rank 1 goes on", 7};
+  memory.calls_of_others = 7;
+  monitor.progress(6);
+  EXPECT_EQ(sockets.spread, std::vector{1}) << "the others learn of it at once";
+  monitor.wait(milliseconds(0), false);
+  const Error e = test::error_of([&] { monitor.progress(7); });
+  EXPECT_EQ(e.code(), Errc::cancelled);
+  EXPECT_STREQ(e.what(), "rank 1 goes on");
+  sockets.calls_of_others = 5;  // another rank has cancelled it before, too
+  EXPECT_EQ(test::error_of([&] { monitor.progress(5); }).culprit(), 1);
+  monitor.progress(4);
+}
+
+TEST_F(MonitorOfBoth, ARankThatCancelsTellsItsOwnCount) {
+  memory.agreed = Failure{1, Errc::cancelled, "rank 1 goes on", 7};
+  memory.calls_of_others = 7;
+  monitor.progress(3);
+  monitor.abort({0, Errc::cancelled, "rank 0 goes on", 3});
+  EXPECT_EQ(sockets.spread, (std::vector{1, 1})) << "agreed in memory, and sent again with another count";
+  EXPECT_EQ(test::error_of([&] { monitor.progress(3); }).culprit(), 1);
+}
+
+TEST_F(MonitorOfBoth, APeerThatIsLostEndsACallThatACancelledGroupWouldComplete) {
+  memory.agreed = Failure{1, Errc::cancelled, "rank 1 goes on", 7};
+  memory.calls_of_others = 7;
+  monitor.progress(6);
+  sockets.lost = loss_of(3);
+  const Error e = test::error_of([&] {
+    for (;;) monitor.progress(6);
+  });
+  EXPECT_EQ(e.code(), Errc::peer_lost);
+  EXPECT_EQ(e.culprit(), 3);
+}
+
+TEST_F(MonitorOfBoth, ALossIsFoundAfterAFailure) {
+  monitor.abort({2, Errc::cancelled, "enough"});
+  EXPECT_FALSE(monitor.find_lost());
+  sockets.lost = loss_of(3);
+  EXPECT_EQ(monitor.find_lost()->culprit, 3);
 }
 
 TEST_F(MonitorOfBoth, WaitMessagesTakeTheLinksOfTheirPeer) {
@@ -220,13 +266,13 @@ TEST_F(MonitorOfMemory, NoSleepBeginsAfterAChange) {
   EXPECT_EQ(monitor.begin_sleep(), -1) << "after the last look";
   EXPECT_EQ(links.sleeps, one_sleep);
   ring();
-  monitor.progress();
+  monitor.progress(0);
   EXPECT_EQ(monitor.begin_sleep(), -1) << "progress() has seen an event";
 }
 
 TEST_F(MonitorOfMemory, AnEventThatProgressHasSeenEndsOneWait) {
   ring();
-  monitor.progress();
+  monitor.progress(0);
   monitor.wait(std::chrono::seconds(10), true);
   EXPECT_TRUE(links.sleeps.empty());
   monitor.wait(milliseconds(1), false);
@@ -235,19 +281,19 @@ TEST_F(MonitorOfMemory, AnEventThatProgressHasSeenEndsOneWait) {
 
 TEST_F(MonitorOfMemory, SocketsArePolledAfterEverySleep) {
   for (int i = 1; i < 4; ++i) {
-    monitor.progress();
+    monitor.progress(0);
     EXPECT_EQ(links.polls, i);
     monitor.wait({}, false);
   }
 }
 
 TEST_F(MonitorOfBoth, SocketsAreAlwaysPolledIfTheyCarryData) {
-  monitor.progress(), monitor.progress();
+  monitor.progress(0), monitor.progress(0);
   EXPECT_EQ(sockets.polls, 2);
   LinkMonitor in_memory(0, {0, 0}, false);
   Links links;
   in_memory.add(links, std::array{1}, LinkData::memory);
-  in_memory.progress(), in_memory.progress();
+  in_memory.progress(0), in_memory.progress(0);
   EXPECT_EQ(links.polls, 1) << "again after failure_poll_interval";
 }
 

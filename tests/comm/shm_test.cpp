@@ -191,7 +191,7 @@ TEST(Shm, MemoryThatIsFreedTooEarlyIsNoCrash) {
       *memory = std::byte{9};
       EXPECT_EQ(t->post(1, Channel::collective, {}, view(memory, 1 << 20)), 1u << 20);
       memory.reset();
-      t->progress();
+      t->progress(0);
       signal_peer(*t, 1);
     } else {
       wait_peer(*t, 0);

@@ -222,7 +222,7 @@ TEST(TcpFuzz, AnyFramesAreReadOrNameTheirSender) {
       std::size_t got = 0;
       try {
         for (const Deadline until = Deadline::after(seconds(60)); !until.expired();) {
-          t->progress();
+          t->progress(0);
           const std::size_t n = t->peek(1, Channel::collective).bytes.size();
           t->consume(1, Channel::collective, n);
           got += n;
@@ -371,7 +371,7 @@ TEST(Tcp, AReplyMayArriveInFragments) {
       test::post_all(*t, 1, Channel::collective, {}, std::as_bytes(std::span(&sent, 1)));
       store->get(concat("sent ", i), soon());
       for (int look = 0; look < 40; ++look) {
-        t->progress();
+        t->progress(0);
         ASSERT_TRUE(t->peek(1, Channel::collective).bytes.empty());
       }
       store->set(concat("looked ", i), "");
@@ -612,7 +612,7 @@ TEST(Tcp, ControlFramesStayWhole) {
     }
     t->abort({0, Errc::aborted, "the end"});
     for (const Deadline end = soon(); !end.expired();) {
-      EXPECT_THROW(t->progress(), Error);  // sends the postponed bytes
+      EXPECT_THROW(t->progress(0), Error);  // sends the postponed bytes
       try {
         store->get("checked", Deadline::after({}));
         return;

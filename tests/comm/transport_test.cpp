@@ -86,7 +86,7 @@ TEST_P(EveryTransport, DescribesItself) {
 TEST_P(EveryTransport, AGroupOfOneNeedsNothing) {
   const auto store = memory_store();
   const auto t = connect(0, 1, *store);
-  t->progress();
+  t->progress(0);
   t->wait(milliseconds(1));
   const auto memory = t->allocate(1000);
   EXPECT_EQ(memory.get()[999], std::byte{0});
@@ -124,7 +124,7 @@ TEST_P(EveryTransport, BackPressureIsPerChannel) {
       const std::size_t n = t->post(peer, Channel::collective, {}, bytes);
       posted += n;
       if (n) quiet = Deadline::after(milliseconds(200));
-      t->progress();
+      t->progress(0);
     }
     EXPECT_LT(posted, total) << "no back-pressure";
     EXPECT_GT(posted, 0u);
@@ -176,7 +176,7 @@ Error failure_of(Transport& t, milliseconds limit, const F& before) {
     before();
     const auto start = Deadline::Clock::now();
     for (;;) {
-      t.progress();
+      t.progress(0);
       if (Deadline::Clock::now() - start > limit) break;
       t.wait(milliseconds(50));
     }
@@ -201,7 +201,7 @@ TEST_P(EveryTransport, AKilledRankIsNamedByAllOthers) {
     EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
     EXPECT_EQ(e.culprit(), victim) << e.what();
     EXPECT_NE(std::string(e.what()).find("rank 2"), std::string::npos) << e.what();
-    EXPECT_THROW(t->progress(), Error) << "a failure stays";
+    EXPECT_THROW(t->progress(0), Error) << "a failure stays";
   });
   for (int rank = 0; rank < size; ++rank) {
     if (rank == victim)
@@ -225,7 +225,7 @@ TEST_P(EveryTransport, AKilledRankIsNamedBySpinningRanks) {
       while (!limit.expired()) {
         t->post(victim, Channel::collective, {}, bytes);
         t->peek(victim, Channel::collective);
-        t->progress();
+        t->progress(0);
       }
       ADD_FAILURE() << "rank " << rank << " saw no failure";
     } catch (const Error& e) {
@@ -266,14 +266,14 @@ TEST_P(EveryTransport, AnOrderlyDepartureDisturbsNoRank) {
       return;
     }
     for (const Deadline d = Deadline::after(milliseconds(100)); !d.expired(); t->wait(milliseconds(10)))
-      t->progress();
+      t->progress(0);
     std::vector<std::byte> bytes(10'000, std::byte{9});
     test::post_all(*t, 1 - rank, Channel::collective, {}, bytes);
     test::receive_all(*t, 1 - rank, Channel::collective, bytes);
     test::receive_all(*t, 2, Channel::collective, {&b, 1});  // bytes that it posted are still there
     EXPECT_EQ(b, std::byte{42});
     test::drive(*t, [&] { return t->released(1 - rank, Channel::collective) == bytes.size(); });
-    t->progress();
+    t->progress(0);
     test::post_all(*t, 1 - rank, Channel::point_to_point, {}, {&b, 1});
     test::receive_all(*t, 1 - rank, Channel::point_to_point, {&b, 1});
     // A rank that needs more of it fails, with the reason.
@@ -300,7 +300,7 @@ TEST_P(EveryTransport, PostingToADepartedRankFails) {
     test::sync_all(*t, rank, 2);
     if (rank == 1) return;
     for (const Deadline d = Deadline::after(milliseconds(100)); !d.expired(); t->wait(milliseconds(10)))
-      t->progress();
+      t->progress(0);
     std::byte b{1};
     EXPECT_EQ(t->post(1, Channel::collective, {}, {&b, 1}), 0u);
     const Error e = failure_of(*t, seconds(30));

@@ -36,7 +36,7 @@ class Rank {
     while (!engine->spin(20)) {
       require(!deadline.expired(), Errc::timeout, "rank ", rank, " waits for ", engine->waiting_on().text);
       if (engine->busy()) continue;
-      transport->progress();
+      transport->progress(0);
       transport->wait(std::chrono::milliseconds(5));
     }
   }

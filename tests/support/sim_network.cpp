@@ -67,7 +67,7 @@ void SimNetwork::wait(int rank, SimTime timeout) {
 void SimNetwork::run_turn(int rank, const SimProgram& program, std::optional<Error>& error) {
   SimTransport& transport = *transports_[static_cast<std::size_t>(rank)];
   try {
-    transport.progress();
+    transport.progress(0);
     while (program.advance()) {
     }
   } catch (const Error& e) {

@@ -19,7 +19,7 @@ void SimTransport::consume(int peer, Channel channel, std::size_t bytes) {
   network_.stream(peer, rank_, channel).consume(bytes);
 }
 
-void SimTransport::progress() {
+void SimTransport::progress(std::uint32_t) {
   network_.deliver_abort();
   if (failure_) throw Error(failure_->code, failure_->reason, failure_->culprit);
 }

@@ -16,7 +16,7 @@ class SimTransport final : public Transport {
   std::uint64_t released(int peer, Channel) override;
   ReceiveView peek(int peer, Channel) override;
   void consume(int peer, Channel, std::size_t bytes) override;
-  void progress() override;
+  void progress(std::uint32_t) override;
   void wait(std::chrono::microseconds timeout, bool eager) override;
   void wake() noexcept override { woken_ = true; }
   void abort(const Failure&) noexcept override;

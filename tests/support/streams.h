@@ -42,7 +42,7 @@ void drive(Transport& transport, const F& done, double seconds = 20) {
   const auto deadline = Deadline::after(std::chrono::microseconds(static_cast<long>(seconds * 1e6)));
   while (!done()) {
     require(!deadline.expired(), Errc::timeout, "the transport did not get there in time");
-    transport.progress();
+    transport.progress(0);
     transport.wait(std::chrono::milliseconds(5));
   }
 }

@@ -312,7 +312,8 @@ std::exception_ptr MpiCalls::fail(const std::exception_ptr& error, bool destroye
     std::rethrow_exception(error);
   } catch (const Error& e) {
     const bool shared = e.code() == Errc::timeout || e.code() == Errc::mismatch ||
-                        e.code() == Errc::peer_lost || e.code() == Errc::aborted;
+                        e.code() == Errc::peer_lost || e.code() == Errc::aborted ||
+                        e.code() == Errc::cancelled;
     if (shared) message.code = static_cast<int>(e.code()), message.culprit = e.culprit();
     message.set_text(shared ? e.what() : concat("rank ", rank_, ": ", e.what()));
   } catch (const std::exception& e) {

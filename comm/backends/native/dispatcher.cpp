@@ -177,7 +177,7 @@ void Dispatcher::finish_current(std::vector<Request*>& ended) {
 
 // A message that no thread waits for does not block this rank, so it is not reported in the wait-for graph.
 void Dispatcher::poll(Time now, const Request* oldest, bool waited_for) {
-  transport_->progress();
+  transport_->progress(completed());
   const Request* const blocking = current_.request ? current_.request : waited_for ? oldest : nullptr;
   if (transport_->wait_graph().has_requests())
     transport_->reply_waits(
@@ -197,7 +197,7 @@ void Dispatcher::poll(Time now, const Request* oldest, bool waited_for) {
 }
 
 void Dispatcher::poll_idle() {
-  transport_->progress();
+  transport_->progress(completed());
   if (transport_->wait_graph().has_requests()) {
     WaitMessage idle = WaitMessage::idle_in(WaitReporter::of_process());
     if (const auto last = flight_.last_collective())
@@ -230,7 +230,7 @@ WaitState Dispatcher::wait_state_of(const Request* request) const {
 /// After abort(): what all ranks throw, in numbers of the group from which this one was split.
 std::exception_ptr Dispatcher::agreed_failure(const std::exception_ptr& own) noexcept {
   try {
-    transport_->progress();
+    transport_->progress(all_calls);
   } catch (...) {
     return std::current_exception();
   }
@@ -247,6 +247,8 @@ std::exception_ptr Dispatcher::fail(const std::exception_ptr& error, bool /*dest
     if (e.code() == Errc::mismatch) {
       transport_->abort({e.culprit(), e.code(), e.what()});
       shown = agreed_failure(error);
+    } else if (e.code() == Errc::cancelled) {
+      transport_->abort({e.culprit(), e.code(), e.what(), completed()});
     } else if (!shared) {
       transport_->abort({rank_, Errc::aborted, concat("rank ", rank_, ": ", e.what())});
     }
@@ -257,6 +259,10 @@ std::exception_ptr Dispatcher::fail(const std::exception_ptr& error, bool /*dest
   queue_.clear();
   point_to_point_.clear();
   return shown;
+}
+
+void Dispatcher::check_peers() {
+  if (const auto lost = transport_->find_lost()) throw Error(lost->code, lost->reason, lost->culprit);
 }
 
 void Dispatcher::abort(const std::string& reason) noexcept {

@@ -41,6 +41,7 @@ class Dispatcher final : public Progressable {
   void wake() noexcept override { transport_->wake(); }
   std::exception_ptr fail(const std::exception_ptr&, bool destroyed) noexcept override;
   void abort(const std::string& reason) noexcept override;
+  void check_peers() override;
   void abandon() noexcept override { transport_.reset(); }
 
   /// The calling thread begins a collective in the intra-node engine. Returns its number; the calls of the
@@ -88,6 +89,8 @@ class Dispatcher final : public Progressable {
   WaitMessage reply_without_call(const WaitMessage& otherwise) const;
   std::exception_ptr agreed_failure(const std::exception_ptr& own) noexcept;
   CallSignature signature_of(const Request&) const;
+  /// The collectives of this rank that have ended.
+  std::uint32_t completed() const { return current_.request ? sequence_ - 1 : sequence_; }
 
   const int rank_, size_;
   std::unique_ptr<Transport> transport_;  // null after abandon()

@@ -158,6 +158,7 @@ class NcclBackend final : public Backend {
   }
 
   void abort(const std::string& reason) noexcept override { watchdog_->abort(reason); }
+  void cancel(const std::string& reason) override { watchdog_->abort(reason, Errc::cancelled); }
 
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
     auto memory = zeroed_memory(bytes);

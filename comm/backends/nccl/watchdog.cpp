@@ -171,9 +171,9 @@ void Watchdog::fail_submission(Failure failure) {
   group_status_->rethrow();
 }
 
-void Watchdog::abort(const std::string& reason) noexcept {
-  request_termination(
-      {{options_.rank, Errc::aborted, concat("rank ", options_.rank, " aborted: ", reason)}, false});
+void Watchdog::abort(const std::string& reason, Errc code) noexcept {
+  const std::string prefix = code == Errc::aborted ? concat("rank ", options_.rank, " aborted: ") : "";
+  request_termination({{options_.rank, code, prefix + reason}, false});
   group_status_->wait_published(900ms);
 }
 
@@ -275,7 +275,7 @@ void Watchdog::terminate(Termination request, const std::shared_ptr<NcclRequest>
   const Failure verdict = elect_failure(request.failure);
   group_status_->fail(verdict);  // before the abort: operations that end from now on have no result
   const bool aborted = nccl_comm_->abort(options_.abort_limit, kept_alive_);
-  host_->abort(verdict.reason);
+  if (verdict.code != Errc::cancelled) host_->abort(verdict.reason);
   group_status_->publish(aborted
                              ? ""
                              : concat("; ncclCommAbort on rank ", options_.rank, " had not returned after ",

@@ -161,6 +161,7 @@ void DeviceWatchdog::check_device_error() {
                  ", but rank ", culprit, " called ", to_string(status_.peer_call[0], status_.peer_call[1])),
           culprit));
     case peer::peer_aborted:
+      check_host();  // knows why
       return fail_with(Error(Errc::aborted, concat("rank ", culprit, " called abort()"), culprit));
     default:
       return fail_with(Error(Errc::peer_lost,

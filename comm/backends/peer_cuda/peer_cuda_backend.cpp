@@ -141,6 +141,13 @@ class PeerCudaBackend final : public Backend {
     if (!departure_signalled_.exchange(true)) shared_->group.signal_departure(peer::aborted_group);
   }
 
+  void cancel(const std::string& reason) override {
+    host_->cancel(reason);
+    shared_->watchdog.fail_with(Error(Errc::cancelled, reason, options_.rank));
+    if (!departure_signalled_.exchange(true)) shared_->group.signal_departure(peer::aborted_group);
+    wait_kernels_ended();
+  }
+
   void check() override { shared_->watchdog.check(); }
   bool capturable() const override { return true; }
   std::string reason_against_copies_in_graphs() const override {

@@ -95,7 +95,7 @@ void connect_all(MonitoredTransport& transport, const net::HandshakeInfo& me, St
                  Deadline deadline) {
   const auto addresses = store_all_gather(me.rank, me.size, store, "address", transport.address(), deadline);
   transport.connect(me, addresses, deadline);
-  if (me.size > 1) await_connected(me.rank, me.size, store, deadline, [&] { transport.progress(); });
+  if (me.size > 1) await_connected(me.rank, me.size, store, deadline, [&] { transport.progress(0); });
 }
 
 }  // namespace

@@ -59,6 +59,9 @@ class ShmTransport final : public MonitoredTransport, private MonitoredLinks {
   std::optional<Failure> poll_failures() override;
   std::optional<Failure> group_failure() const override;
   Failure spread_failure(const Failure&) override;
+  std::optional<std::uint32_t> cancelled_after() const override {
+    return group_->election().cancelled_after();
+  }
   void send_wait_message(int peer, const WaitMessage&) override;
 
   Streams& streams_of(int peer) { return *by_rank_[static_cast<std::size_t>(peer)]; }

@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -66,13 +67,15 @@ std::optional<Failure> ControlSocket::read(int peer, WaitForGraph& graph) {
     store(peer, frame, graph);
     if (frame.kind == ControlFrame::failure && !failure)
       failure = Failure{frame.culprit, static_cast<Errc>(frame.code),
-                        std::string(frame.reason, strnlen(frame.reason, sizeof frame.reason))};
+                        std::string(frame.reason, strnlen(frame.reason, sizeof frame.reason)), frame.calls};
   }
   return failure;
 }
 
 void ControlSocket::store(int peer, const ControlFrame& frame, WaitForGraph& graph) {
   if (frame.kind == ControlFrame::departure) departed_ = true;
+  if (frame.kind == ControlFrame::failure && static_cast<Errc>(frame.code) == Errc::cancelled)
+    cancelled_after_ = std::min(frame.calls, cancelled_after_.value_or(frame.calls));
   if (frame.kind == ControlFrame::wait_query) {
     WaitMessage query{.kind = WaitMessage::query};
     std::memcpy(&query.number, frame.reason, sizeof query.number);
@@ -140,6 +143,7 @@ void ControlSocket::send_failure(const Failure& failure) noexcept {
   frame.kind = ControlFrame::failure;
   frame.culprit = failure.culprit;
   frame.code = static_cast<std::uint32_t>(failure.code);
+  frame.calls = failure.calls;
   failure.reason.copy(frame.reason, sizeof frame.reason - 1);
   send(frame, true);
 }

@@ -16,7 +16,7 @@
 
 namespace rz::tcp {
 
-constexpr std::uint32_t control_magic = 0x32435a52;  // "RZC2"
+constexpr std::uint32_t control_magic = 0x33435a52;  // "RZC3"
 
 struct ControlFrame {
   enum Kind : std::uint32_t {
@@ -31,6 +31,8 @@ struct ControlFrame {
   std::uint32_t kind = departure;
   std::int32_t culprit = -1;
   std::uint32_t code = 0;
+  std::uint32_t calls = 0;  ///< Failure::calls
+  std::uint32_t unused = 0;
   char reason[496] = {};  ///< of a failure; a query has its number here, a reply what WaitReply has
 };
 
@@ -40,7 +42,7 @@ struct WaitReply {
   CallSignature call, numbered;
   std::uint64_t has_numbered;
 };
-static_assert(sizeof(ControlFrame) == 512 && sizeof(WaitReply) <= sizeof(ControlFrame::reason));
+static_assert(sizeof(ControlFrame) == 520 && sizeof(WaitReply) <= sizeof(ControlFrame::reason));
 
 /// One thread at a time calls a function, except that any thread sends a failure. Nothing blocks. Does not
 /// move while the poller watches it.
@@ -57,6 +59,8 @@ class ControlSocket {
   bool departed() const { return departed_; }
   /// The stream has ended, or is damaged.
   bool closed() const { return closed_; }
+  /// The fewest Failure::calls of its failures that were Errc::cancelled; empty if there was none.
+  std::optional<std::uint32_t> cancelled_after() const { return cancelled_after_; }
   /// Why encryption has failed; empty if it has not.
   std::string error() const { return stream_.error(); }
   /// The errno with which sending or reading has failed first; 0 if the peer has ended it.
@@ -88,6 +92,7 @@ class ControlSocket {
   std::array<std::byte, sizeof(ControlFrame)> partial_;  // the received part of a frame
   std::size_t partial_bytes_ = 0;
   bool departed_ = false, closed_ = false;
+  std::optional<std::uint32_t> cancelled_after_;
   std::atomic<int> error_number_{0};
 };
 

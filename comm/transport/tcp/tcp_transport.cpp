@@ -203,6 +203,14 @@ Failure TcpTransport::spread_failure(const Failure& failure) {
   return failure;
 }
 
+std::optional<std::uint32_t> TcpTransport::cancelled_after() const {
+  std::optional<std::uint32_t> fewest;
+  for (const auto& peer : peers_)
+    if (const auto calls = peer->control.cancelled_after(); calls && calls < fewest.value_or(~0u))
+      fewest = calls;
+  return fewest;
+}
+
 void TcpTransport::flush_failure() noexcept {
   for (auto& peer : peers_) peer->control.flush();
 }

@@ -76,6 +76,7 @@ class TcpTransport final : public MonitoredTransport, private MonitoredLinks {
 
   std::optional<Failure> poll_failures() override;
   Failure spread_failure(const Failure&) override;
+  std::optional<std::uint32_t> cancelled_after() const override;
   void flush_failure() noexcept override;
   void send_wait_message(int peer, const WaitMessage&) override;
 
