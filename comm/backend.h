@@ -7,6 +7,7 @@
 #include <string>
 
 #include "collective.h"
+#include "core/error.h"
 #include "registration.h"
 #include "work.h"
 
@@ -27,10 +28,10 @@ class Backend {
   /// Ends every operation in flight on all ranks with Errc::aborted. Any thread; idempotent; returns in
   /// bounded time.
   virtual void abort(const std::string& reason) noexcept = 0;
-  /// Ends every operation in flight on all ranks with Errc::cancelled, unless the group has failed: first
-  /// those that a rank which calls it has completed end on the others, too. Returns once no operation of this
-  /// rank uses memory of the caller. Throws Errc::peer_lost if that was the failure.
-  virtual void cancel(const std::string& reason) { abort(reason); }
+  /// Ends every operation in flight on all ranks with this error, which is Errc::cancelled, unless the group
+  /// has failed: first those that a rank which calls it has completed end on the others, too. Returns once no
+  /// operation of this rank uses memory of the caller. Throws Errc::peer_lost if that was the failure.
+  virtual void cancel(const Error& cause) { abort(cause.what()); }
   /// After cancel(): throws Errc::peer_lost if a peer has ended without a goodbye since.
   virtual void check_peers() {}
   /// Throws the group's failure if this rank has already detected one. Never blocks. Used while the caller

@@ -210,6 +210,7 @@ class Communicator {
  private:
   friend class Group;
   struct State;
+  struct Family;
   explicit Communicator(std::shared_ptr<State>);
   static Communicator connect_from(const struct Inherited&, int rank, int size, std::shared_ptr<Store>,
                                    CommOptions);

@@ -72,12 +72,6 @@ struct Communicator::State {
   }
   void reconnect();
   std::unique_ptr<Backend> connect_again(const Inherited&, const std::shared_ptr<Backend>& before);
-  /// This group and those that live of the ones split from it, each before its own.
-  static void add_family(const std::shared_ptr<State>& of, std::vector<std::shared_ptr<State>>& to) {
-    to.push_back(of);
-    for (const auto& group : of->groups)
-      if (auto living = group.lock()) add_family(living, to);
-  }
 
   const int rank, size;
   const CommOptions options;
@@ -86,8 +80,9 @@ struct Communicator::State {
   std::shared_ptr<Present> present;
   int splits = 0, renewals = 0;
   std::vector<std::weak_ptr<State>> groups;  // split from this one
-  std::weak_ptr<State> parent;               // the group that shares its failures with this one
+  std::weak_ptr<State> parent;               // that this one was split from
   std::vector<int> ranks;                    // there
+  bool shares_failures = false;              // with it
 };
 
 Communicator::Communicator(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -176,14 +171,9 @@ void Communicator::abort(const std::string& reason) noexcept { state_->present->
 /// is found by the connections of the generation before.
 std::unique_ptr<Backend> Communicator::State::connect_again(const Inherited& from,
                                                             const std::shared_ptr<Backend>& before) {
-  if (!store) {
-    std::vector<int> all(static_cast<std::size_t>(size));
-    std::iota(all.begin(), all.end(), 0);
-    auto made = before->split(all, splits++);
-    require(made != nullptr, Errc::unsupported, before->describe(),
-            " of from_backend() has no store by which it could connect again");
-    return made;
-  }
+  require(store != nullptr, Errc::unsupported, before->describe(),
+          ": a communicator of from_backend() or connect_mpi() has no store by which it could connect again; "
+          "connect a new one");
   const auto watched =
       watching_store(store, concat("renewal/", ++renewals, '/'), [lost = std::weak_ptr(before)] {
         if (const auto backend = lost.lock()) backend->check_peers();
@@ -196,7 +186,8 @@ std::unique_ptr<Backend> Communicator::State::connect_again(const Inherited& fro
 void Communicator::State::reconnect() {
   const std::shared_ptr<Backend> before = present->get();
   Inherited from{.memory = before->shared_memory()};
-  if (const auto above = parent.lock()) from.failures = above->backend->link_monitor(), from.ranks = ranks;
+  if (const auto above = parent.lock(); above && shares_failures)
+    from.failures = above->backend->link_monitor(), from.ranks = ranks;
   try {
     begin(connect_again(from, before));
   } catch (const Error& e) {
@@ -204,15 +195,60 @@ void Communicator::State::reconnect() {
   }
 }
 
+/// A group and those that live of the ones split from it, each before its own.
+struct Communicator::Family {
+  struct Member {
+    std::shared_ptr<State> state;
+    std::vector<int> named;  ///< the ranks of the first group that errors of this one number from 0
+  };
+  explicit Family(const std::shared_ptr<State>& first) {
+    std::vector<int> all(static_cast<std::size_t>(first->size));
+    std::iota(all.begin(), all.end(), 0);
+    add(first, all, all);
+  }
+  /// `ranks`: of the group, in the first one.
+  void add(const std::shared_ptr<State>& group, const std::vector<int>& ranks,
+           const std::vector<int>& named) {
+    members.push_back({group, named});
+    for (const auto& split : group->groups)
+      if (const auto living = split.lock()) {
+        std::vector<int> own;
+        for (const int r : living->ranks) own.push_back(ranks[static_cast<std::size_t>(r)]);
+        add(living, own, living->shares_failures ? named : own);
+      }
+  }
+  /// With which another rank has cancelled one of the groups, in numbers of the first.
+  std::optional<Error> cancelled_by_another() const {
+    for (const Member& m : members) try {
+        m.state->backend->check();
+      } catch (const Error& e) {
+        if (e.code() == Errc::cancelled && e.culprit() >= 0)
+          return Error(e.code(), e.what(), m.named[static_cast<std::size_t>(e.culprit())]);
+      }
+    return std::nullopt;
+  }
+  void cancel(const Error& cause) const {
+    for (const Member& m : members) {
+      const auto at = std::ranges::find(m.named, cause.culprit());
+      const auto culprit = at == m.named.end() ? -1 : static_cast<int>(at - m.named.begin());
+      m.state->backend->cancel(Error(cause.code(), cause.what(), culprit));
+    }
+  }
+
+  std::vector<Member> members;
+};
+
 void Communicator::renew(const std::string& reason) {
-  require(state_->parent.expired(), Errc::invalid_argument, "renew() on rank ", rank(),
+  require(!state_->shares_failures || state_->parent.expired(), Errc::invalid_argument, "renew() on rank ",
+          rank(),
           " of a group that shares the failures of the one that it was split from: renew that one, which "
           "renews both");
-  std::vector<std::shared_ptr<State>> family;
-  State::add_family(state_, family);
-  for (const auto& group : family)
-    group->backend->cancel(reason.empty() ? concat("rank ", group->rank, " called renew()") : reason);
-  for (const auto& group : family) group->reconnect();
+  const Family family(state_);
+  const auto cause = family.cancelled_by_another();
+  family.cancel(cause ? *cause
+                      : Error(Errc::cancelled,
+                              reason.empty() ? concat("rank ", rank(), " called renew()") : reason, rank()));
+  for (const auto& member : family.members) member.state->reconnect();
 }
 
 namespace {
@@ -363,7 +399,9 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
     }
   std::erase_if(state_->groups, [](const auto& group) { return group.expired(); });
   state_->groups.push_back(made->state_);
-  if (shares_failures) made->state_->parent = state_, made->state_->ranks = members;
+  made->state_->parent = state_;
+  made->state_->ranks = members;
+  made->state_->shares_failures = shares_failures;
   return made;
 }
 

@@ -18,9 +18,9 @@ class DeviceAndHostBackend final : public Backend {
     device_->abort(reason);
     host_->abort(reason);
   }
-  void cancel(const std::string& reason) override {
-    host_->cancel(reason);
-    device_->cancel(reason);
+  void cancel(const Error& cause) override {
+    host_->cancel(cause);
+    device_->cancel(cause);
   }
   void check_peers() override { host_->check_peers(); }
   void check() override {

@@ -141,8 +141,8 @@ class HostStagedBackend final : public Backend {
   }
 
   void abort(const std::string& reason) noexcept override { host_->abort(reason); }
-  void cancel(const std::string& reason) override {
-    host_->cancel(reason);
+  void cancel(const Error& cause) override {
+    host_->cancel(cause);
     {
       std::unique_lock lock(mutex_);
       changed_.wait_for(lock, drain_timeout, [this] { return queue_.empty() && !running_; });

@@ -22,7 +22,7 @@ enum class Errc {
   io,                ///< a file is damaged or has unexpected content
   unsupported,       ///< not available in this build or on this machine
   unsynchronised,    ///< step() was called with gradients that were not reduced over the ranks
-  cancelled,         ///< a rank cancelled the update, culprit() names it; every rank has dropped it
+  cancelled,         ///< another rank, which culprit() names, renews the group or cancels the update
   diverged,          ///< a loss, a norm or a weight is not finite
 };
 

@@ -298,11 +298,11 @@ void ProgressEngine::abort(const std::string& reason) noexcept {
   if (!has_thread()) progress();
 }
 
-void ProgressEngine::cancel(const std::string& reason) {
+void ProgressEngine::cancel(const Error& cause) {
   check_process();
   Lock lock(mutex_);
   if (!ending_.failure) {
-    ending_.fail(std::make_exception_ptr(Error(Errc::cancelled, reason, options_.rank)));
+    ending_.fail(std::make_exception_ptr(cause));
     inbox_.changed.store(true, std::memory_order_release);
     target_->wake();
   }

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/core/error.h"
 #include "comm/os/process.h"
 #include "comm/os/wait_policy.h"
 #include "comm/progress/driving_state.h"
@@ -96,10 +97,10 @@ class ProgressEngine final : public Driven, public std::enable_shared_from_this<
   bool has_thread() const { return options_.thread != ProgressOptions::none; }
   /// Poisons the group of ranks with Errc::aborted.
   void abort(const std::string& reason) noexcept;
-  /// Poisons the group of ranks with Errc::cancelled, unless it has failed. Returns once no thread progresses
-  /// its calls: all have ended. Errc::timeout if another thread does for 5 s. Throws Errc::peer_lost if that
-  /// was the failure.
-  void cancel(const std::string& reason);
+  /// Poisons the group of ranks with this error, which is Errc::cancelled, unless it has failed. Returns once
+  /// no thread progresses its calls: all have ended. Errc::timeout if another thread does for 5 s. Throws
+  /// Errc::peer_lost if that was the failure.
+  void cancel(const Error& cause);
   /// After cancel(): Progressable::check_peers().
   void check_peers();
   /// Throws the failure that poisoned the group, if there is one; polls for it if no thread drives. Does not

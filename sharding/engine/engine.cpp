@@ -14,7 +14,9 @@
 #include "autograd_lite/models/lora.h"
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/device/drain.h"
 #include "sharding/data/batch_sampler.h"
 #include "sharding/engine/checkpoints/checkpointer.h"
 #include "sharding/engine/loop/update_loop.h"
@@ -229,6 +231,7 @@ struct Engine::State {
   std::optional<Checkpointer> checkpointer;
   std::optional<TrainingCheckpoints> checkpoints;
   std::vector<std::pair<std::string, Shape>> shapes_of_graph;  // fields of the batches of an update
+  std::shared_ptr<void> renewal;                               // World::on_renewal()
 };
 
 Engine::State::State(World& w, Module& model, DsConfig resolved, EngineOptions& o)
@@ -269,6 +272,7 @@ Engine::State::State(World& w, Module& model, DsConfig resolved, EngineOptions& 
       for (const auto& [metric, value] : metrics)
         updates->reports().add_scalar({concat("Eval/Samples/", metric), value});
     });
+  renewal = world.on_renewal([this] { updates ? updates->cancel() : strategy->drop_update(); });
   if (log) loaders->on_difference([this](const std::string& line) { warn(line); });
   checkpoints->resume();
   if (const std::string lines = checkpoints->describe_resume(); !lines.empty()) print(lines);
@@ -454,9 +458,17 @@ void Engine::set_gradient_accumulation_boundary(std::optional<bool> boundary) {
   state_->loop().accumulation().force_boundary(boundary);
 }
 
+/// What the device still computes may be the end of an update that the other ranks have made.
 void Engine::cancel_update() {
   State& s = *state_;
-  s.loop().cancel(s.loaders->now() != s.loaders->of_update());
+  s.loop();  // there is an optimizer
+  try {
+    const Event issued = s.stream.record();
+    drain([&] { return issued.done(); }, Deadline::after(std::chrono::seconds(1)));
+  } catch (const Error&) {  // of the device; it ended a call before
+  }
+  s.world.renew(concat("rank ", s.world.rank(),
+                       " cancelled the update: call cancel_update() on every rank, and go on with the next"));
 }
 
 Module& Engine::begin_evaluation() {
@@ -516,12 +528,9 @@ Engine::Join::Join(Engine& engine)
           describe(engine.mesh().sizes()),
           ": the layers of other ranks need this one; give every rank as many batches (drop_last), or choose "
           "tp 1");
-  s.loop().set_join(&s.ranks);
 }
 
-Engine::Join::~Join() {
-  if (state_->enabled) state_->loop().set_join(nullptr);
-}
+Engine::Join::~Join() = default;
 
 bool Engine::Join::next(bool has_data) {
   State& s = *state_;

@@ -26,11 +26,9 @@
 /// Several engines may exist in a process, each with a communicator of its own. Every rank makes the same
 /// calls in the same order. One thread per rank.
 ///
-/// Errors: those of the communicator end training. After another one on this rank, in forward, in backward,
-/// in a loader or in the caller's own code between step() and step(), call cancel_update() and go on with the
-/// next update. The other ranks go on to their next step() or train_batch(), which throws Errc::cancelled
-/// with the rank that failed as culprit(). All ranks have then dropped the update. What step() throws itself
-/// comes on every rank.
+/// Errors: after one on any rank, wherever it comes from, every rank calls cancel_update() and goes on with
+/// the next update: the others get Errc::cancelled, with the rank that failed as culprit(), in the call in
+/// which they wait. A lost rank (Errc::peer_lost) ends training.
 ///
 /// This header includes what most training programs use: layers, datasets, World and spawn().
 
@@ -89,8 +87,8 @@ class Engine {
   /// Errc::unsynchronised after a backward() that failed, until cancel_update().
   void backward(const nn::Loss&);
   /// Call after the backward() of each micro-batch. In the last one of an update it updates the parameters
-  /// and returns true. Errc::unsynchronised inside NoSync, and after a backward() that failed;
-  /// Errc::cancelled if another rank has cancelled the update. Errc::mismatch on every rank, and the update
+  /// and returns true. Errc::unsynchronised inside NoSync, and after a backward() that failed. Errc::mismatch
+  /// on every rank, and the update
   /// is dropped, if learning rates or other options of the optimizer differ over the ranks. Errc::diverged on
   /// every rank if a loss is not finite, if the gradients are not and the configuration does not skip such
   /// updates, or if ringzero.max_skipped_updates were skipped in a row: the parameters are as before the
@@ -111,18 +109,11 @@ class Engine {
   bool is_gradient_accumulation_boundary();
   /// Decides in place of the count of micro-batches; nullopt: the count decides again.
   void set_gradient_accumulation_boundary(std::optional<bool>);
-  /// Drops the update in progress on every rank, after an error on this one: gradients, losses, the count of
-  /// micro-batches, a forced boundary. The next update has the dropout of the one that was dropped, and
-  /// loaders of loader() continue on all ranks behind the last batch that any rank has taken, or failed to
-  /// read. Waits for the other ranks to reach the end of the update, so they must not wait for this one in
-  /// another collective of theirs. Does nothing if the update has been dropped already, because another rank
-  /// cancelled it, and the next one has not begun: no forward pass, no batch of loader(), no other exception
-  /// that is handled now. In stage 3 the other ranks must go on as in the update before, or in the first one
-  /// run all modules once per micro-batch, in the order in which they were made: otherwise Errc::mismatch
-  /// ends training. Where updates run as a CUDA graph, the others must be in train_batch(), as before. Ranks
-  /// that share layers (tp) have the same batches and cancel at the same place, or behind their last layer:
-  /// one that cancels alone while another waits for it in a layer is Errc::mismatch on every rank of the
-  /// world, and ends training.
+  /// Drops the update in progress on every rank, wherever each of them is: gradients, losses, the count of
+  /// micro-batches, a forced boundary. The next one has the dropout of the one that was dropped, and loaders
+  /// of loader() continue behind the last batch that any rank has taken, or failed to read. World::renew() of
+  /// world(), whose errors it has, and Strategy::drop_update(), which ends training after an error in the
+  /// midst of step(). Collective.
   void cancel_update();
   /// While one lives, no gradients are reduced, and step() and train_batch() are errors.
   using NoSync = rz::NoSync;
@@ -293,9 +284,7 @@ Engine initialize(World&, Module&, EngineOptions = {});
 ///
 /// As PyTorch's join(), with the options of the section "ringzero.join". Every rank has at least one batch
 /// before the first update. One thread per rank. In stage 3 passes gather values on all ranks: run a rank
-/// without data on a batch of which all targets are ignored (-100) instead. After an error call
-/// Engine::cancel_update() while this object lives: it takes part in the calls of next() that the other ranks
-/// still make in the update.
+/// without data on a batch of which all targets are ignored (-100) instead.
 class Engine::Join {
  public:
   /// The engine must outlive this object. Errc::unsupported in stage 3 and with tp, and

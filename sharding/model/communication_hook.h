@@ -40,6 +40,9 @@ class CommunicationHook {
   /// Waits for what was started last. Either starts more and returns true, or returns false, and the
   /// gradients of the bucket are means.
   virtual bool advance(const HookBucket&, Runtime&, const Stream&) = 0;
+  /// Ranks have left an update at different places: what a hook keeps, and what it has started, is dropped.
+  /// It goes on as a new one.
+  virtual void restart() {}
 };
 
 // ---- under the names of PyTorch's default hooks

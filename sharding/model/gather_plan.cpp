@@ -21,9 +21,17 @@ std::uint64_t mixed(std::uint64_t hash, const ScopeTrace::Visit& visit) {
 }  // namespace
 
 ScopeTrace::ScopeTrace(std::span<const Scope* const> expected)
-    : ring_(std::max<std::size_t>(4096, 16 * 2 * expected.size())) {
-  for (const Scope* scope : expected) enter(*scope, Pass::forward);
-  for (std::size_t i = expected.size(); i-- > 0;) enter(*expected[i], Pass::backward);
+    : first_pass_(expected.begin(), expected.end()),
+      ring_(std::max<std::size_t>(4096, 16 * 2 * expected.size())) {
+  restart();
+}
+
+void ScopeTrace::restart() {
+  count_ = 0;
+  course_ = unknown;
+  released_ = true;
+  for (const Scope* scope : first_pass_) enter(*scope, Pass::forward);
+  for (std::size_t i = first_pass_.size(); i-- > 0;) enter(*first_pass_[i], Pass::backward);
   expected_ = count_;
   course_ = unknown;
   hash_ = 0xcbf29ce484222325u;
@@ -74,7 +82,13 @@ std::vector<ScopeTrace::Visit> ScopeTrace::last(std::uint64_t n) const {
 GatherPlan::GatherPlan(FlatParameters& flat, const GatherLimits& limits, ScopeTrace& trace)
     : flat_(flat), limits_(limits), trace_(trace), values_(static_cast<std::size_t>(flat.size())) {
   planned_.reserve(values_.size());
-  for (int u = 0; u < flat.size(); ++u) at(u).gathered = flat[u].persistent;
+  restart();
+}
+
+void GatherPlan::restart() {
+  trace_.restart();
+  for (int u = 0; u < flat_.size(); ++u) at(u) = {.gathered = flat_[u].persistent};
+  plans_ = 0;
 }
 
 /// Selects flat parameters in the order of their next use, so that the limits drop those that are used last.

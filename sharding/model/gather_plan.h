@@ -38,6 +38,8 @@ class ScopeTrace {
   /// `expected`: the order of the first pass forward. Remembers as many visits as 16 such passes make,
   /// forward and backward, and at least 4096.
   explicit ScopeTrace(std::span<const Scope* const> expected);
+  /// Forgets all visits, as a new trace.
+  void restart();
 
   void enter(const Scope&, Pass);
   /// Values are dropped: nothing that follows the next visit is predicted across this point.
@@ -65,6 +67,7 @@ class ScopeTrace {
   void find_course();
 
   static constexpr std::uint64_t unknown = ~std::uint64_t{0};
+  std::vector<const Scope*> first_pass_;    // expected
   std::vector<Visit> ring_;                 // visit i is at i modulo its size
   std::uint64_t count_ = 0, expected_ = 0;  // visits, and those that were only expected
   std::uint64_t course_ = unknown;          // the earlier visit that corresponds to the last one
@@ -77,8 +80,10 @@ class ScopeTrace {
 class GatherPlan {
  public:
   using Indices = FlatParameters::Indices;
-  /// The trace follows enter() and release(). Both must outlive the plan.
+  /// The trace follows enter(), release() and restart(). Both must outlive the plan.
   GatherPlan(FlatParameters&, const GatherLimits&, ScopeTrace&);
+  /// Nothing is gathered, and the trace begins anew.
+  void restart();
 
   /// What to do, valid until the next call: first drop, then gather in this order.
   struct Steps {

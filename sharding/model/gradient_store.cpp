@@ -278,6 +278,7 @@ void WholeGradients::reopen(const Stream& stream) {
 void WholeGradients::forget() {
   accumulated_.clear();
   in_flight_.clear();
+  std::ranges::fill(reductions_, GradientWire::Reduction{});
 }
 
 std::size_t WholeGradients::bytes() const {
@@ -351,7 +352,8 @@ void KeptGradients::reopen(const Stream& stream) {
 }
 
 void KeptGradients::forget() {
-  for (Bucket& b : buckets_) b.accumulated = {};
+  for (Bucket& b : buckets_) b.accumulated = {}, b.reduction = {};
+  in_flight_.clear();
 }
 
 std::size_t KeptGradients::bytes() const {
@@ -514,8 +516,11 @@ void ShardedGradients::settle(const Stream& stream) {
 void ShardedGradients::forget() {
   for (int b = 0; b < layout_.size(); ++b) {
     at(b).has_mean = false;
+    at(b).result = {};
+    at(b).reduction = {};
     drop_whole(b);
   }
+  in_flight_.clear();
 }
 
 std::size_t ShardedGradients::bytes() const {

@@ -44,6 +44,8 @@ class GradientWire {
   void enter_second_step(const Reduction&, const Stream&);
   /// Waits for the reduction and writes the result to `out`, which was passed when it started. Call it once.
   void finish(Reduction&, const Tensor& out, const Stream&);
+  /// Reductions that are not finished have failed, and are dropped.
+  void restart() { in_first_.clear(); }
 
  private:
   bool is_plain(DType gradients) const;
@@ -72,7 +74,7 @@ class GradientStore {
   virtual void settle(const Stream&) {}
   /// Prepares another pass after settle(), and keeps the means.
   virtual void reopen(const Stream&) {}
-  /// Drops gradients and means.
+  /// Drops gradients and means, and reductions that have failed.
   virtual void forget() {}
 
   /// The means of FlatLayout::updated() of a bucket; valid after settle().

@@ -50,6 +50,7 @@ class PowerSgd final : public CommunicationHook {
   bool capturable() const override { return false; }
   Work start(const HookBucket&, Runtime&, const Stream&) override;
   bool advance(const HookBucket&, Runtime&, const Stream&) override;
+  void restart() override { passes_ = 0, memory_.clear(), running_.clear(); }
 
  private:
   /// What a matrix keeps between passes.

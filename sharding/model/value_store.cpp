@@ -106,6 +106,7 @@ class ShardedValues final : public ValueStore {
   void enter(const ScopeUse&) override;
   void leave(const ScopeUse&) override;
   void release() override;
+  void restart() override;
   Tensor updated(int bucket) const override { return at(bucket).shard; }
   Work publish(int bucket, const Stream&) override;
   std::vector<StoredValue> stored() const override;
@@ -276,6 +277,18 @@ void ShardedValues::release() {
     if (!flat_[u].persistent) drop_parameters(u);
   run(plan_.release());
   for (Values& u : values_) u.again = {};
+}
+
+void ShardedValues::restart() {
+  for (int u = 0; u < flat_.size(); ++u) {
+    Values& values = at(u);
+    values.gather = {};
+    values.again = {};
+    if (flat_[u].persistent) continue;
+    values.gathered = {};
+    drop_parameters(u);
+  }
+  plan_.restart();
 }
 
 Work ShardedValues::publish(int bucket, const Stream& stream) {

@@ -34,6 +34,8 @@ class ValueStore {
   virtual void leave(const ScopeUse&) {}
   /// Drops gathered values, which are stale after an update. No scope is open then, or a pass has failed.
   virtual void release() {}
+  /// Gathers in flight have failed: none is waited for, and the order of scopes is learnt anew.
+  virtual void restart() {}
 
   // ---- an update
   /// The values of FlatLayout::updated() of a bucket; in host memory if they are offloaded.

@@ -55,6 +55,19 @@ Communicator World::new_communicator(std::optional<ReductionOrder> order) {
   return std::move(*communicator_.split(0, rank(), order));
 }
 
+void World::renew(const std::string& reason) {
+  communicator_.renew(reason);
+  for (const auto& f : std::vector(renewed_))
+    if (const auto living = f.lock()) (*living)();
+}
+
+std::shared_ptr<void> World::on_renewal(std::function<void()> f) {
+  std::erase_if(renewed_, [](const auto& ended) { return ended.expired(); });
+  auto added = std::make_shared<std::function<void()>>(std::move(f));
+  renewed_.push_back(added);
+  return added;
+}
+
 int World::ranks_per_node() {
   const std::string& id = communicator_.options().host_id;
   const std::vector<std::string> nodes = all_gather_text(communicator_, id.empty() ? machine_id() : id);

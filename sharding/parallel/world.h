@@ -13,9 +13,11 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "../../comm/communicator.h"
 #include "../../comm/core/text.h"
@@ -78,6 +80,13 @@ class World {
   /// default: that of communicator(). Collective.
   Communicator new_communicator(std::optional<ReductionOrder> order = {});
 
+  /// The way back after an error, wherever the ranks wait: Communicator::renew() of communicator(), and with
+  /// it of the communicators of engines, which drop their updates in progress. Collective.
+  void renew(const std::string& reason = {});
+  /// Calls `f` on every rank at the end of each renew(), after those that were added before, while the result
+  /// lives.
+  [[nodiscard]] std::shared_ptr<void> on_renewal(std::function<void()> f);
+
   /// Waits for every rank. Collective.
   void wait_for_everyone() { communicator_.barrier().wait(); }
   /// The value reduced over the ranks, on every rank. Collective.
@@ -102,6 +111,7 @@ class World {
   Communicator communicator_;
   int local_rank_ = 0;
   int threads_;
+  std::vector<std::weak_ptr<std::function<void()>>> renewed_;  // on_renewal()
 };
 
 /// Thrown for a request for help: what() is its text. All ranks throw it.

@@ -50,25 +50,18 @@ void GradientReduction::begin_pass(bool synchronises) {
     sums_->begin_pass(synchronises);
     if (sums_->group_ended()) keep_passes();
   }
-  begin_scopes();
-}
-
-void GradientReduction::begin_scopes() {
   std::ranges::fill(progress_, Progress::untouched);
   std::ranges::fill(queued_, 0);
 }
 
-void GradientReduction::touch(int member) {
-  if (progress_.empty()) return;
-  require(!queued_[static_cast<std::size_t>(model_.layout().place(member).bucket)], Errc::unsupported,
-          "zero3: a gradient for ", model_.parameters().member(member).name,
-          " was computed after backward of the first of the scopes that list it; list it in every scope that "
-          "uses it");
-  progress_[static_cast<std::size_t>(member)] = Progress::touched;
-}
-
 void GradientReduction::gradient_begins(int member) {
-  touch(member);
+  if (!progress_.empty()) {
+    require(!queued_[static_cast<std::size_t>(model_.layout().place(member).bucket)], Errc::unsupported,
+            "zero3: a gradient for ", model_.parameters().member(member).name,
+            " was computed after backward of the first of the scopes that list it; list it in every scope "
+            "that uses it");
+    progress_[static_cast<std::size_t>(member)] = Progress::touched;
+  }
   model_.wire().advance(runtime_.stream);
   model_.gradients().provide(model_.layout().place(member).bucket, runtime_.stream);
 }
@@ -130,7 +123,6 @@ bool GradientReduction::is_exchanged(int bucket) const {
 std::optional<BucketLayout> GradientReduction::rebuild_buckets() {
   if (rebuild_ != Rebuild::due) return {};
   rebuild_ = Rebuild::done;
-  runtime_.communicator.broadcast(Buffer(ready_order_.data(), ready_order_.size()), 0).wait();
   std::vector<int> order(ready_order_.begin(), ready_order_.end());
   const auto unused =
       std::stable_partition(order.begin(), order.end(), [&](int m) { return rules_.may_be_used(m); });
@@ -154,13 +146,13 @@ void GradientReduction::fill_unwritten(int bucket, const Stream& stream) {
   }
 }
 
-void GradientReduction::exchange(bool cancelled) {
+void GradientReduction::exchange() {
   if (runtime_.communicator.size() > 1)
     runtime_.traffic_of(runtime_.communicator).control.add(rules_.bytes());
-  rules_.begin_exchange(cancelled);
+  rules_.begin_exchange();
 }
 
-void GradientReduction::finish(const Stream& stream, bool cancelled) {
+void GradientReduction::finish(const Stream& stream) {
   const bool captured = stream.capturing();
   if (captured) rules_.reuse_last();
   scheduler_->launch_rest(stream);
@@ -170,17 +162,17 @@ void GradientReduction::finish(const Stream& stream, bool cancelled) {
   const bool staged = stream.device().kind == Device::cuda && !runtime_.communicator.capturable();
   // Second steps may be calls of the same communicator, and start in time: the exchange follows them all.
   const bool follows = runtime_.replicas != nullptr;
-  if (!captured && !staged && !follows) exchange(cancelled);
+  if (!captured && !staged && !follows) exchange();
   scheduler_->finish(stream);
   model_.wire().advance(stream, true);
-  if (!captured && !staged && follows) exchange(cancelled);
+  if (!captured && !staged && follows) exchange();
   runtime_.exposed.add(scheduler_->report().exposed);
   seconds_ += std::chrono::duration<double>(scheduler_->report().total).count();
   model_.gradients().settle(stream);
   runtime_.exposed.measure([&] {
     if (staged) {
       stream.synchronize();
-      exchange(cancelled);
+      exchange();
     }
     rules_.wait();
   });
@@ -191,6 +183,8 @@ void GradientReduction::end_update() {
   if (rebuild_ != Rebuild::pending) return;
   rebuild_ = Rebuild::due;
   ready_order_.assign(scheduler_->ready_order().begin(), scheduler_->ready_order().end());
+  // Here, where all ranks are in one update: a rank that cancels the next one may not come so far again.
+  runtime_.communicator.broadcast(Buffer(ready_order_.data(), ready_order_.size()), 0).wait();
 }
 
 void GradientReduction::reset() {
@@ -201,10 +195,16 @@ void GradientReduction::reset() {
 
 void GradientReduction::abort() noexcept {
   runtime_.abort("a strategy or engine was destroyed between the last backward() of an update and its end");
+  drop();
+}
+
+void GradientReduction::drop() noexcept {
   try {
     scheduler_->reset();
-  } catch (const std::exception&) {  // the operations fail because of the abort
+  } catch (const std::exception&) {  // the failure that ended the operations
   }
+  model_.wire().restart();
+  if (const auto& hook = model_.options().communication_hook) hook->restart();
 }
 
 }  // namespace rz

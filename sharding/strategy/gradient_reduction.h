@@ -40,24 +40,21 @@ class GradientReduction {
   void enter(const ScopeUse&);
   /// Called after a scope has run backward.
   void leave(const ScopeUse&);
-  /// In place of begin_pass() and gradient_begins(), for a pass in which this rank computes nothing.
-  void begin_scopes();
-  void touch(int member);
 
   /// Reduces what is left, waits for all, and exchanges the state of the pass. Every rank makes the same
   /// calls in the same order, whichever members its pass used. Afterwards the PassRules hold for all ranks.
-  void finish(const Stream&, bool cancelled);
-  /// An update that was not skipped has ended.
+  void finish(const Stream&);
+  /// An update that was not skipped has ended. Collective.
   void end_update();
   /// Drops all gradients.
   void reset();
-  /// After an error while a pass was captured in a graph: forgets it. Not collective.
-  void abandon() { scheduler_->reset(); }
+  /// Ranks have left the pass at different places, and its reductions have failed: forgets them.
+  void drop() noexcept;
   /// Aborts the communicator, and ends the reductions in flight.
   void abort() noexcept;
 
   /// Once, after the first update: forms new buckets, and returns the layout before; nullopt at other times.
-  /// Gradients are dropped. Collective.
+  /// Gradients are dropped.
   std::optional<BucketLayout> rebuild_buckets();
   bool has_rebuilt() const { return rebuild_ == Rebuild::done; }
 
@@ -73,7 +70,7 @@ class GradientReduction {
   enum class Progress : std::uint8_t { untouched, touched, ready };
   Work launch(int bucket, const Stream&);
   void fill_unwritten(int bucket, const Stream&);
-  void exchange(bool cancelled);
+  void exchange();
   bool is_exchanged(int bucket) const;
   bool is_complete(const std::vector<int>& members) const;
   void keep_passes();

@@ -35,14 +35,8 @@ bool Join::next(bool has_data) {
   active_ranks_ = std::accumulate(all.begin(), all.end(), 0);
   if (options_.throw_on_early_termination && active_ranks_ > 0 && active_ranks_ < communicator_.size())
     throw_uneven(all, batches_);
-  ++rounds_, batches_ += active_;
+  batches_ += active_;
   return active_ranks_ > 0;
-}
-
-Work Join::take_part(std::vector<std::int32_t>& words) const {
-  const auto ranks = static_cast<std::size_t>(communicator_.size());
-  words.assign(ranks + 1, 1);
-  return communicator_.all_gather(ConstBuffer(words.data(), 1), Buffer(words.data() + 1, ranks));
 }
 
 float Join::loss_factor() const {

@@ -42,15 +42,10 @@ class Join {
   /// Call before each micro-batch, and not between begin_backward() and finish_gradients(). Returns whether
   /// any rank has data. Collective.
   bool next(bool has_data);
-  /// In place of a next() of this rank, which has failed: begins what the other ranks do in theirs. They see
-  /// data on this rank, so that they end the update. `words` is used until the work is complete.
-  Work take_part(std::vector<std::int32_t>& words) const;
   /// Whether this rank has data, as passed to next().
   bool active() const { return active_; }
   /// Number of ranks that have data.
   int active_ranks() const { return active_ranks_; }
-  /// Calls of next() so far.
-  std::int64_t rounds() const { return rounds_; }
   /// Micro-batches of this rank so far.
   std::int64_t batches() const { return batches_; }
   /// The factor of Tape::backward() for a loss without terms.
@@ -61,7 +56,7 @@ class Join {
   JoinOptions options_;
   bool active_ = false;
   int active_ranks_ = 0;
-  std::int64_t rounds_ = 0, batches_ = 0;
+  std::int64_t batches_ = 0;
 };
 
 }  // namespace rz

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <exception>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -52,16 +51,15 @@ void PassRules::set_optimizer(std::uint64_t hash) { optimizer_ = short_hash(hash
 
 // ---- the exchange
 
-void PassRules::begin_exchange(bool cancelled) {
+void PassRules::begin_exchange() {
   exchanged_.assign(state_.used().begin(), state_.used().end());
-  words_[0] = cancelled ? communicator_.size() - communicator_.rank() : 0;
-  words_[1] = values_written_;
-  words_[2] = scopes_;
-  words_[3] = -scopes_;
-  words_[4] = !cancelled && find(exchanged_).kind != Finding::none;
-  words_[5] = counted_;
-  words_[6] = optimizer_;
-  words_[7] = -optimizer_;
+  words_[0] = values_written_;
+  words_[1] = scopes_;
+  words_[2] = -scopes_;
+  words_[3] = find(exchanged_).kind != Finding::none;
+  words_[4] = counted_;
+  words_[5] = optimizer_;
+  words_[6] = -optimizer_;
   std::ranges::copy(exchanged_, words_.begin() + fixed_words);
   if (communicator_.size() > 1)
     exchange_ = communicator_.all_reduce(Buffer(words_.data(), words_.size()), ReduceOp::max);
@@ -75,23 +73,18 @@ void PassRules::reuse_last() {
           "that is not captured first");
 }
 
-void PassRules::exchange_before_replay(bool cancelled) {
-  constexpr std::int32_t none = std::numeric_limits<std::int32_t>::min();
-  std::array<std::int32_t, 3> words{0, optimizer_, -optimizer_};
-  if (cancelled) words = {communicator_.size() - communicator_.rank(), none, none};
+void PassRules::exchange_before_replay() {
+  std::array<std::int32_t, 2> words{optimizer_, -optimizer_};
   if (communicator_.size() > 1)
     communicator_.all_reduce(Buffer(words.data(), words.size()), ReduceOp::max).wait();
-  words_[0] = words[0];
-  words_[6] = words[1], words_[7] = words[2];
+  words_[5] = words[0], words_[6] = words[1];
 }
 
 // ---- of all ranks
 
-int PassRules::cancelled_by() const { return words_[0] == 0 ? -1 : communicator_.size() - words_[0]; }
-
 void PassRules::mark_values_checked() {
   values_written_ = false;
-  words_[1] = 0;
+  words_[0] = 0;
 }
 
 // ---- the rules
@@ -120,12 +113,6 @@ PassRules::Finding PassRules::difference(std::span<const std::uint8_t> used) con
 }
 
 void PassRules::fail() const {
-  if (const int culprit = cancelled_by(); culprit >= 0)
-    throw Error(Errc::cancelled,
-                concat("rank ", culprit,
-                       " cancelled the update (cancel_update()); this rank has dropped it too; continue with "
-                       "the next update"),
-                culprit);
   const Finding own = find(exchanged_);
   std::vector<std::int32_t> all(static_cast<std::size_t>(4 * communicator_.size()));
   const std::int32_t mine[] = {own.kind, own.member, own.expected, own.position};
@@ -180,7 +167,7 @@ void PassRules::fail_unused() const {
 
 void PassRules::require_same_scopes(const ScopeTrace& trace) {
   const std::uint64_t since = std::exchange(compared_visits_, trace.visits());
-  if (words_[2] == -words_[3]) return;  // the hashes of all ranks are equal
+  if (words_[1] == -words_[2]) return;  // the hashes of all ranks are equal
   std::vector<Fact> facts;
   for (const auto& visit : trace.last(trace.visits() - since))
     facts.push_back({concat("number ", facts.size()),

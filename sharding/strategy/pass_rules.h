@@ -15,8 +15,8 @@
 namespace rz {
 
 /// Exchanges control state once per reduced pass, in one small all_reduce; none in a group of one rank.
-/// Afterwards all ranks know which parameters were used, and whether one has cancelled the update or broken a
-/// rule: find_unused_parameters or static_graph. A rank without data breaks none. Not thread-safe.
+/// Afterwards all ranks know which parameters were used, and whether one has broken a rule:
+/// find_unused_parameters or static_graph. A rank without data breaks none. Not thread-safe.
 class PassRules {
  public:
   /// All references must outlive this object. Parameters are equal on all ranks.
@@ -40,16 +40,16 @@ class PassRules {
   /// The size of its buffer.
   std::size_t bytes() const { return words_.size() * sizeof(words_[0]); }
   /// Starts it. Every rank calls it once per reduced pass.
-  void begin_exchange(bool cancelled);
+  void begin_exchange();
   /// Waits for it. Afterwards all ranks have the same state.
   void wait();
   /// Replaces it in a pass that is captured in a graph, which cannot exchange host data: reuses the result of
   /// the last one. Errc::invalid_argument if the set of used parameters has changed.
   void reuse_last();
-  /// Before a graph is launched that contains the pass: exchanges whether a rank has cancelled the update,
-  /// and hashes of optimizers. The optimizer of a rank that has cancelled it does not count. One call of 12
-  /// bytes.
-  void exchange_before_replay(bool cancelled);
+  /// Before a graph is launched that contains the pass: exchanges hashes of optimizers. One call of 8 bytes.
+  void exchange_before_replay();
+  /// An exchange in flight has failed, and the trace of scopes begins anew.
+  void restart() { exchange_ = {}, compared_visits_ = 0; }
 
   // ---- of all ranks, as of the last exchange
   /// True if any rank wrote the gradient of the member since gradients were dropped.
@@ -57,23 +57,21 @@ class PassRules {
   /// PassState::used() of this rank.
   std::span<const std::uint8_t> used_here() const { return exchanged_; }
   /// The maximum of set_counted() over the ranks.
-  int counted() const { return words_[5]; }
+  int counted() const { return words_[4]; }
   /// Errc::mismatch names the first scope that ranks have not run alike since the last call, and the rank.
   /// Collective.
   void require_same_scopes(const ScopeTrace&);
   /// True if all ranks had the same set_optimizer().
-  bool same_optimizer() const { return words_[6] == -words_[7]; }
+  bool same_optimizer() const { return words_[5] == -words_[6]; }
   /// True if values were written on any rank before it and not compared since.
-  bool values_need_check() const { return words_[1] != 0; }
+  bool values_need_check() const { return words_[0] != 0; }
   /// Called after all ranks have compared their values.
   void mark_values_checked();
-  /// The lowest rank that cancelled the update; -1: none.
-  int cancelled_by() const;
-  /// Whether a rank has cancelled the update, or broken a rule. Every rank calls fail() then.
-  bool failed() const { return cancelled_by() >= 0 || words_[4] != 0; }
-  /// Throws the same error on all ranks. Errc::cancelled names the rank that has cancelled;
-  /// Errc::invalid_argument the parameters without a gradient and their ranks; Errc::mismatch the parameter
-  /// and the rank that left the static graph, its culprit. Collective.
+  /// Whether a rank has broken a rule. Every rank calls fail() then.
+  bool failed() const { return words_[3] != 0; }
+  /// Throws the same error on all ranks: Errc::invalid_argument names the parameters without a gradient and
+  /// their ranks; Errc::mismatch the parameter and the rank that left the static graph, its culprit.
+  /// Collective.
   [[noreturn]] void fail() const;
 
   // ---- the static graph
@@ -97,10 +95,10 @@ class PassRules {
   const PassState& state_;
   const ModelParameters& parameters_;
   Communicator& communicator_;
-  // [0]: size - rank if it cancelled; [1]: values written; [2], [3]: hash of scopes, and its negative; [4]: a
-  // rule is broken; [5]: what was counted; [6], [7]: hash of the optimizer, and its negative; then one per
-  // member: used. The maximum over the ranks.
-  static constexpr std::size_t fixed_words = 8;
+  // [0]: values written; [1], [2]: hash of scopes, and its negative; [3]: a rule is broken; [4]: what was
+  // counted; [5], [6]: hash of the optimizer, and its negative; then one per member: used. The maximum over
+  // the ranks.
+  static constexpr std::size_t fixed_words = 7;
   std::vector<std::int32_t> words_;
   std::vector<std::uint8_t> exchanged_;  // PassState::used() at the last exchange
   Work exchange_;

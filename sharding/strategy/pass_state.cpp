@@ -12,8 +12,8 @@ PassState::PassState(std::size_t members, const ExposedTime& exposed) : exposed_
   ready_.reserve(members);
 }
 
-void PassState::begin_recorded(bool reduces) {
-  state_ = reduces ? State::reducing : State::local;
+void PassState::begin_backward(bool synchronise) {
+  state_ = synchronise && synchronises() ? State::reducing : State::local;
   backward_depth_ = 0;
   ready_.clear();
   without_data_ = false;
@@ -86,12 +86,6 @@ void PassState::require_may_finish() const {
   require(
       state_ == State::reducing, Errc::unsynchronised,
       "finish_gradients() needs a backward pass that synchronises: begin_backward(true) outside of NoSync");
-}
-
-void PassState::require_may_cancel() const {
-  require(state_ != State::reduced, Errc::invalid_argument,
-          "cancel_update() after the gradients were reduced on every rank (finish_gradients()); zero_grad() "
-          "of the strategy drops them");
 }
 
 void PassState::require_may_reset() const {

@@ -26,8 +26,6 @@ class PassState {
   void require_begun() const;
   /// finish_gradients(): Errc::unsynchronised unless the last pass synchronises.
   void require_may_finish() const;
-  /// cancel_update(): Errc::invalid_argument if gradients are means.
-  void require_may_cancel() const;
   /// zero_grad(): Errc::invalid_argument if a pass that synchronises was not finished.
   void require_may_reset() const;
   /// `call` uses means: Errc::unsynchronised if there are none.
@@ -38,9 +36,7 @@ class PassState {
   void release() { --holds_; }
   bool synchronises() const { return holds_ == 0; }
   /// A pass begins, the last one of an update if `synchronise`: it reduces then, unless passes are held.
-  void begin_backward(bool synchronise) { begin_recorded(synchronise && synchronises()); }
-  /// The same for a pass that others make.
-  void begin_recorded(bool reduces);
+  void begin_backward(bool synchronise);
   /// The backward pass is over; its reductions are not.
   void end_backward() { end_phase(Phase::none); }
   /// The reductions are over, and gradients are not means yet.

@@ -66,7 +66,8 @@ struct Strategy::State {
   Tensor times_loss_gradient(const Tensor& ratio, const Stream&);
   void reset_gradients();
   /// Every rank drops the update, for what all of them throw next.
-  void drop_update();
+  void set_dropped();
+  void require_whole_updates();
   void update(Optimizer&, const UpdateScale&, const Stream&);
   /// Drops the update, whose optimizers differ over the ranks.
   [[noreturn]] void fail_different(const Optimizer&);
@@ -82,6 +83,7 @@ struct Strategy::State {
   ParameterValues values;
   StepControl control;
   const Optimizer* announced = nullptr;  // by next_update()
+  std::int64_t begun = 0, ended = 0;     // updates that all ranks have decided on
   bool weightless = false;               // an update of begin_backward(), whose losses have no weights
   std::int64_t passes_without_data = 0;  // of the update
 };
@@ -147,13 +149,32 @@ void Strategy::State::reset_gradients() {
   if (const auto before = passes.reduction().rebuild_buckets()) optimizer_state.move(*before);
 }
 
-void Strategy::State::drop_update() {
+void Strategy::State::set_dropped() {
   reset_gradients();
   passes.state().set_dropped();
 }
 
+/// Ranks decide on an update in a collective that each of them ends if one has. So they differ only if one
+/// has failed between that and the end of the update.
+void Strategy::State::require_whole_updates() {
+  struct Count {
+    std::int64_t begun, ended;
+  };
+  const Count mine{std::exchange(begun, ended), ended};
+  std::vector<Count> all(static_cast<std::size_t>(runtime.communicator.size()));
+  runtime.communicator.all_gather(ConstBuffer(&mine.begun, 2), Buffer(&all.data()->begun, 2 * all.size()))
+      .wait();
+  for (std::size_t r = 0; r < all.size(); ++r)
+    if (all[r].begun != all[r].ended || all[r].ended != all[0].ended)
+      throw Error(Errc::mismatch,
+                  concat("update ", all[r].begun, " was ended by an error on rank ", r,
+                         " while it changed the parameters, so it cannot be dropped: load the last "
+                         "checkpoint, or start again from it"),
+                  static_cast<int>(r));
+}
+
 void Strategy::State::fail_different(const Optimizer& optimizer) {
-  drop_update();
+  set_dropped();
   updater.fail_different(optimizer);
 }
 
@@ -248,8 +269,7 @@ void Strategy::finish_gradients(const Stream& given) {
   LossTerms& terms = s.control.terms();
   s.passes.finish(stream, static_cast<int>(terms.counted()));
   if (rules.failed()) {
-    if (rules.cancelled_by() >= 0) s.passes.meet().wait();
-    s.drop_update();
+    s.set_dropped();
     rules.fail();
   }
   if (!rules.same_optimizer()) s.fail_different(*s.announced);
@@ -266,25 +286,21 @@ void Strategy::finish_gradients(const Stream& given) {
 void Strategy::agree_on_replay(const Optimizer& optimizer) {
   State& s = *state_;
   PassRules& rules = s.passes.rules();
-  rules.exchange_before_replay(false);
+  rules.exchange_before_replay();
   if (!rules.same_optimizer()) s.fail_different(optimizer);
-  if (!rules.failed()) return;
-  s.drop_update();
-  rules.fail();
 }
 
-void Strategy::cancel_replay() {
-  State& s = *state_;
-  s.passes.abandon();
-  s.passes.rules().exchange_before_replay(true);
-  s.reset_gradients();
+void Strategy::cancel_update() {
+  Communicator& all = state_->runtime.communicator;
+  all.renew(concat("rank ", all.rank(), " cancelled the update: call cancel_update() on every rank"));
+  drop_update();
 }
 
-void Strategy::cancel_update(const Stream& given, int passes) {
+void Strategy::drop_update() {
   State& s = *state_;
-  if (dropped()) return;
-  s.passes.cancel(s.runtime.stream_for(given), passes);
+  s.passes.drop();
   s.reset_gradients();
+  s.require_whole_updates();
 }
 
 void Strategy::zero_grad() {
@@ -325,9 +341,11 @@ void Strategy::step(Optimizer& optimizer, const Stream& given) {
   const Stream& stream = s.runtime.stream_for(given);
   const StepControl::Decision decision = s.control.scale(s.updater.hash(optimizer), stream);
   if (decision.differs) s.fail_different(optimizer);
+  ++s.begun;
   s.update(optimizer, decision.scale, stream);
   s.updater.count_missed();
   s.passes.end_step();
+  ++s.ended;
 }
 
 void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, const Stream& given) {
@@ -337,9 +355,11 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
   const Stream& stream = s.runtime.stream_for(given);
   const StepControl::Decision decision = s.control.decide(s.updater.hash(optimizer), stream);
   if (decision.differs) s.fail_different(optimizer);
+  ++s.begun;
   if (!decision.skip) s.update(optimizer, decision.scale, stream);
   if (!decision.skip && !decision.scale.device_outcome) s.updater.count_missed();
   s.passes.end_step();
+  ++s.ended;
 }
 
 Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {

@@ -25,9 +25,8 @@
 /// Ranks are replicas. They compare values, optimizers, options and rates; Errc::mismatch names what differs
 /// and, as culprit, the first rank that differs from the majority. Gradients are then dropped.
 ///
-/// Errors: after an exception between zero_grad() and finish_gradients(), reset the tape and call
-/// cancel_update(). finish_gradients() of the other ranks throws Errc::cancelled. Training continues with
-/// zero_grad(). Errors of the communicator propagate.
+/// Errors: after an exception on this rank, reset the tape and call cancel_update(). The other ranks get
+/// Errc::cancelled where they wait, and do the same. Training continues with zero_grad().
 ///
 /// Thread safety: one thread per rank. Between begin_backward and the end of finish_gradients, and in zero3
 /// during a forward pass, the communicator must not be used for anything else. Destroying a strategy with
@@ -89,26 +88,22 @@ class Strategy {
   /// with tp, where those of layers do.
   void backward_without_data(bool synchronise = true);
   /// Call after each backward pass that synchronises. Waits for all reductions; gradients are then means over
-  /// the ranks. Errc::unsynchronised if the last pass did not synchronise. Errc::cancelled if a rank called
-  /// cancel_update() instead; culprit() is that rank, and gradients are dropped as by zero_grad(). So they
-  /// are if a pass broke a rule of find_unused_parameters or static_graph
-  /// (sharding/strategy/pass_rules.h).
+  /// the ranks. Errc::unsynchronised if the last pass did not synchronise. If a pass broke a rule of
+  /// find_unused_parameters or static_graph (sharding/strategy/pass_rules.h), all ranks throw that, and
+  /// gradients are dropped as by zero_grad().
   void finish_gradients(const Stream& = {});
-  /// Cancels the update on every rank, after an error before the end of finish_gradients(). The rank that
-  /// failed calls it in place of finish_gradients(), which then throws on the others. All reductions still
-  /// run, so that the ranks stay in step; their results are dropped as by zero_grad(). Does nothing after
-  /// finish_gradients() has dropped the update, until the next zero_grad() or forward pass. In zero3, and
-  /// with buffers that are broadcast, other passes communicate too: this rank then makes the collectives that
-  /// the update before made, or in the first update those of `passes` passes that run the scopes of the
-  /// module in their order. If the other ranks make others, the error is Errc::mismatch, and the group is
-  /// unusable, as after an error of the communicator.
-  void cancel_update(const Stream& = {}, int passes = 1);
+  /// Drops the update in progress on every rank, wherever each of them is: Communicator::renew() of
+  /// communicator(), and drop_update(). The first rank that calls it is the culprit of the Errc::cancelled
+  /// that the others get. Reset the tape before. Collective.
+  void cancel_update();
+  /// The part of cancel_update() after the communicators of the mesh were renewed. Errc::mismatch on every
+  /// rank if one has an error behind it in step() or clip_and_step(), which have changed values by then: load
+  /// them again on all. Collective.
+  void drop_update();
   /// Call before each launch of a graph that contains an update, after next_update() and its capture:
-  /// exchanges what finish_gradients() cannot exchange in a graph, and throws what it throws if a rank has
-  /// called cancel_replay() or optimizers differ. One all_reduce of 12 bytes in host memory. Collective.
+  /// exchanges what finish_gradients() cannot exchange in a graph, and throws what it throws if optimizers
+  /// differ. One all_reduce of 8 bytes in host memory. Collective.
   void agree_on_replay(const Optimizer&);
-  /// Cancels the update where the other ranks call agree_on_replay().
-  void cancel_replay();
   /// L2 norm of all gradients, as the update reads them, each parameter counted once. Exact except for the
   /// rounding of the squares, so all strategies return the same bits. Collective. Errc::unsynchronised as for
   /// step().
@@ -145,7 +140,7 @@ class Strategy {
   bool reducing() const;
   /// Whether the gradients are means: after finish_gradients(), until zero_grad() or another pass.
   bool reduced() const;
-  /// Whether every rank has dropped the update, since finish_gradients() threw, and no other one has begun.
+  /// Whether every rank has dropped the update for what finish_gradients() threw, and no other one has begun.
   bool dropped() const;
 
   // ---- import and export

@@ -14,39 +14,6 @@
 
 namespace rz {
 
-/// What the passes of an update did that other ranks take part in. The steps of the update before predict how
-/// one that has failed on this rank goes on elsewhere; those of the first one are expected. Not thread-safe;
-/// allocates only in the first updates.
-class UpdateRecord {
- public:
-  struct Step {
-    enum Kind : char { enter, leave, begin, touch, ready, finish } kind = finish;
-    Pass pass = Pass::forward;     ///< of enter and leave
-    bool synchronises = false;     ///< of begin
-    int member = -1;               ///< of touch and ready
-    const Scope* scope = nullptr;  ///< of enter and leave; null: of any, where a forward pass begins
-    bool operator==(const Step&) const = default;
-  };
-
-  /// What is recorded of scopes if they do not communicate, on a rank without data too.
-  static Step forward_begins() { return {.kind = Step::enter, .pass = Pass::forward}; }
-
-  void add(const Step& step) { now_.push_back(step); }
-  /// The update has succeeded.
-  void end_update() { before_.swap(now_), now_.clear(); }
-  /// The update is dropped.
-  void clear() { now_.clear(); }
-  /// Before the first update has succeeded: passes are expected to run scopes in this order, and backward in
-  /// the reverse one; the last one synchronises. No scopes: they do not communicate.
-  void expect(std::span<const Scope* const> scopes, int passes);
-  /// What this update has not done yet up to the next finish, if it has gone like the one before so far;
-  /// otherwise nothing. Gradients that have begun may be there again.
-  std::vector<Step> rest() const;
-
- private:
-  std::vector<Step> now_, before_;
-};
-
 /// Provides values and reduces gradients while the scopes of passes run, in the order of the calls of an
 /// update. Strategy has the contracts of the functions.
 class TrainingPasses {
@@ -68,13 +35,9 @@ class TrainingPasses {
   /// Waits for all reductions. `counted`: PassRules::set_counted(). Gradients are means unless
   /// rules().failed(); call state().set_reduced() once all ranks have agreed on what they used.
   void finish(const Stream&, int counted);
-  /// Takes part in what the other ranks still do in the update, as far as it goes like the one before, or in
-  /// the first one as `passes` of all scopes, and ends its reductions.
-  void cancel(const Stream&, int passes);
-  /// Where ranks share layers: each of them calls it once another has cancelled. The barrier of cancel().
-  Work meet();
-  /// After an error while a pass was captured: forgets it. Not collective.
-  void abandon();
+  /// Ranks have left the update at different places, and their calls have failed: back to where all are
+  /// alike.
+  void drop();
   /// Drops the gradients.
   void reset();
   /// An update has ended, perhaps skipped.
@@ -88,14 +51,8 @@ class TrainingPasses {
   const GradientReduction& reduction() const { return reduction_; }
 
  private:
-  using Step = UpdateRecord::Step;
   ScopeUse use_of(const Scope&, Pass);
   void follow(Pass);
-  bool scopes_communicate() const;
-  void record(const Step&);
-  void record_scope(const Step&);
-  void take_part(int passes);
-  void take_part(const Step&);
   void broadcast_buffers();
 
   Module& module_;
@@ -104,11 +61,9 @@ class TrainingPasses {
   PassState state_;
   PassRules rules_;
   GradientReduction reduction_;
-  UpdateRecord record_;
   /// The module's buffers, such as running means: in every forward pass that trains they are those of rank 0.
   /// Empty without broadcast_buffers.
   std::vector<ModuleBuffer*> buffers_;
-  bool trains_in_evaluation_ = false;
 };
 
 /// Owns the hooks of parameters, which call passes, from its construction to its destruction.

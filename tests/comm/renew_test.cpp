@@ -214,13 +214,21 @@ TEST(RenewalOfGroups, RenewsThoseThatWereSplitFromIt) {
         world.renew();
       } else {
         // Ranks wait in different groups, of which only some have the culprit as a member.
+        Communicator* const waits[] = {&world, &pair, &other, &within};
+        Communicator* waited = nullptr;
         const Error e = error_of([&] {
-          Communicator* const waits[] = {&world, &pair, &other, &within};
           for (;;) {
-            waits[(world.rank() + culprit) % 4]->barrier().wait();
-            if (odd) odd->barrier().wait();
+            waited = waits[(world.rank() + culprit) % 4];
+            waited->barrier().wait();
+            if (odd) waited = &*odd, odd->barrier().wait();
           }
         });
+        // In numbers of the group that shares its failures; `odd` has ranks 1 and 3 alone.
+        const int of_odd = culprit % 2 ? culprit / 2 : -1;
+        EXPECT_EQ(e.culprit(), waited == &other         ? 3 - culprit
+                               : odd && waited == &*odd ? of_odd
+                                                        : culprit)
+            << e.what();
         EXPECT_EQ(e.code(), Errc::cancelled) << e.what();
         world.renew();
       }

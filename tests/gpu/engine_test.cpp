@@ -311,15 +311,15 @@ void train_with(World& world, int stage, bool graph, const Fault& fault, FaultyR
       out.graphs += engine.report().ran_graph;
     } catch (const std::exception& e) {
       ++out.thrown;
-      if (here && (fault.kind == Fault::loader || fault.kind == Fault::forward)) {
-        out.code = Errc::cancelled, out.culprit = 1;
-        *points.fails = false;
+      const auto* const error = dynamic_cast<const Error*>(&e);
+      const bool injected = here && (fault.kind == Fault::loader || fault.kind == Fault::forward);
+      ASSERT_TRUE(injected || error) << e.what();
+      out.code = injected ? Errc::cancelled : error->code(), out.culprit = injected ? 1 : error->culprit();
+      *points.fails = false;
+      if (out.code == Errc::cancelled) {
         engine.cancel_update();
         continue;
       }
-      const auto* const error = dynamic_cast<const Error*>(&e);
-      ASSERT_TRUE(error) << e.what();
-      out.code = error->code(), out.culprit = error->culprit();
     }
     engine.optimizer().set_learning_rate(0.02);
   }

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -338,6 +339,27 @@ TEST(Failure, BadCommunicatorsAreRefused) {
   EXPECT_EQ(error_of([] { connect_mpi(MPI_COMM_NULL); }).code(), Errc::invalid_argument);
   EXPECT_EQ(error_of([] { mpi_backend(MPI_COMM_WORLD, {.max_call_bytes = 7}); }).code(),
             Errc::invalid_argument);
+}
+
+// MPI cannot cancel what a rank has called: it is left behind, and the next generation has a communicator of
+// its own.
+TEST(Failure, AGroupGoesOnInANewGeneration) {
+  auto comm = connect(quick("mpi"));
+  std::vector<float> x(1000);
+  for (int round = 0; round < 6; ++round) {
+    const int culprit = round % world_size();
+    if (world_rank() != culprit) {
+      const Error e = error_of([&] {
+        for (;;) comm.all_reduce({x.data(), x.size()}, ReduceOp::max).wait();
+      });
+      EXPECT_EQ(e.code(), Errc::cancelled) << e.what();
+      EXPECT_EQ(e.culprit(), culprit) << e.what();
+    }
+    comm.renew();
+    std::fill(x.begin(), x.end(), static_cast<float>(round));
+    comm.all_reduce({x.data(), x.size()}).wait();
+    EXPECT_EQ(std::count(x.begin(), x.end(), static_cast<float>(round * world_size())), 1000);
+  }
 }
 
 }  // namespace

@@ -353,6 +353,7 @@ TEST(Hybrid, ACancelledUpdateLeavesTheRanksInStep) {
           const Error error = test::error_of([&] { replica.strategy->finish_gradients(); });
           EXPECT_EQ(error.code(), Errc::cancelled) << name(kind);
           EXPECT_EQ(error.culprit(), 1);
+          replica.strategy->cancel_update();
         }
         replica.update();
       }

@@ -78,7 +78,7 @@ void expect_found(const Case& c) {
     for (const double rate : {0.25, 0.0625}) {
       if (world.rank() == c.ranks - 1) optimizer.set_learning_rate(rate);
       expect_refused(rank, 2, "learning_rate 0.125, beta1", concat("learning_rate ", rate, ", beta1"));
-      rank.engine.cancel_update();  // which does nothing: all ranks have dropped the update
+      rank.engine.cancel_update();  // all ranks have dropped the update before
       optimizer.set_learning_rate(0.125);
     }
     for (const int number : {3, 4}) rank.update(number), expected.update(number);

@@ -485,7 +485,7 @@ TEST(Replicas, BuffersAreBroadcast) {
   });
 }
 
-TEST(PassRules, RanksAgreeOnUsedParametersAndTheCancellingRank) {
+TEST(PassRules, RanksAgreeOnUsedParameters) {
   lab::group(3, [](Communicator& comm) {
     const int rank = comm.rank();
     std::array<Parameter, 4> all;
@@ -496,10 +496,9 @@ TEST(PassRules, RanksAgreeOnUsedParametersAndTheCancellingRank) {
     const StrategyOptions options;
     PassRules rules(options, state, parameters, comm);
     state.mark_used(rank);
-    rules.begin_exchange(rank > 0);
+    rules.begin_exchange();
     rules.wait();
     for (int m = 0; m < 4; ++m) EXPECT_EQ(rules.is_used(m), m < 3);
-    EXPECT_EQ(rules.cancelled_by(), 1);
     EXPECT_TRUE(rules.values_need_check());
     rules.mark_values_checked();
     rules.reuse_last();  // a captured pass that reaches the same parameters
@@ -507,10 +506,9 @@ TEST(PassRules, RanksAgreeOnUsedParametersAndTheCancellingRank) {
     EXPECT_EQ(test::error_of([&] { rules.reuse_last(); }).code(), Errc::invalid_argument);
     state.reset();
     if (rank == 2) rules.mark_values_written();
-    rules.begin_exchange(false);
+    rules.begin_exchange();
     rules.wait();
     EXPECT_FALSE(rules.is_used(rank));
-    EXPECT_EQ(rules.cancelled_by(), -1);
     EXPECT_TRUE(rules.values_need_check()) << "written on one rank";
   });
 }

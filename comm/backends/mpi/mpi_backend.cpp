@@ -39,7 +39,7 @@ class MpiBackend final : public Backend {
 
   Work submit(std::span<const CollectiveCall> group) override { return Work(engine_->submit(group)); }
   void abort(const std::string& reason) noexcept override { engine_->abort(reason); }
-  void cancel(const std::string& reason) override { engine_->cancel(reason); }
+  void cancel(const Error& cause) override { engine_->cancel(cause); }
   std::unique_ptr<Backend> split(std::span<const int> members, int number) override;
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   bool moves_device_memory() const override { return runtime_.cuda_aware(); }

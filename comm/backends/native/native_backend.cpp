@@ -27,7 +27,7 @@ class NativeBackend final : public Backend {
 
   Work submit(std::span<const CollectiveCall> group) override;
   void abort(const std::string& reason) noexcept override { engine_->abort(reason); }
-  void cancel(const std::string& reason) override { engine_->cancel(reason); }
+  void cancel(const Error& cause) override { engine_->cancel(cause); }
   void check_peers() override { engine_->check_peers(); }
   void check() override { engine_->check(); }
   /// Without the token: a large allocation takes long.

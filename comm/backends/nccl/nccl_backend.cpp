@@ -157,8 +157,12 @@ class NcclBackend final : public Backend {
     return Work(request);
   }
 
-  void abort(const std::string& reason) noexcept override { watchdog_->abort(reason); }
-  void cancel(const std::string& reason) override { watchdog_->abort(reason, Errc::cancelled); }
+  void abort(const std::string& reason) noexcept override {
+    watchdog_->abort({options_.rank, Errc::aborted, concat("rank ", options_.rank, " aborted: ", reason)});
+  }
+  void cancel(const Error& cause) override {
+    watchdog_->abort({cause.culprit(), cause.code(), cause.what()});
+  }
 
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
     auto memory = zeroed_memory(bytes);

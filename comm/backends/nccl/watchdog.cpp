@@ -171,9 +171,8 @@ void Watchdog::fail_submission(Failure failure) {
   group_status_->rethrow();
 }
 
-void Watchdog::abort(const std::string& reason, Errc code) noexcept {
-  const std::string prefix = code == Errc::aborted ? concat("rank ", options_.rank, " aborted: ") : "";
-  request_termination({{options_.rank, code, prefix + reason}, false});
+void Watchdog::abort(const Failure& failure) noexcept {
+  request_termination({failure, false});
   group_status_->wait_published(900ms);
 }
 

@@ -53,9 +53,9 @@ class Watchdog {
   /// An operation could not be enqueued, which fails the group. Throws the group's failure.
   [[noreturn]] void fail_submission(const NcclError&);
   [[noreturn]] void fail_submission(Failure);
-  /// Returns once NCCL is aborted, or after 0.9 s. `code`: of the failure, aborted or cancelled. The caller
-  /// ends what is `host`'s of a group that it cancels.
-  void abort(const std::string& reason, Errc code = Errc::aborted) noexcept;
+  /// Returns once NCCL is aborted, or after 0.9 s. The host's calls of a group that is cancelled are ended by
+  /// the caller.
+  void abort(const Failure&) noexcept;
   /// If operations are in flight, fails the group with peer_lost. True if none were and the group had not
   /// failed.
   bool depart() noexcept;

@@ -141,9 +141,9 @@ class PeerCudaBackend final : public Backend {
     if (!departure_signalled_.exchange(true)) shared_->group.signal_departure(peer::aborted_group);
   }
 
-  void cancel(const std::string& reason) override {
-    host_->cancel(reason);
-    shared_->watchdog.fail_with(Error(Errc::cancelled, reason, options_.rank));
+  void cancel(const Error& cause) override {
+    host_->cancel(cause);
+    shared_->watchdog.fail_with(cause);
     if (!departure_signalled_.exchange(true)) shared_->group.signal_departure(peer::aborted_group);
     wait_kernels_ended();
   }

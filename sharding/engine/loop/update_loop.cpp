@@ -88,27 +88,16 @@ UpdateLoop::UpdateLoop(Communicator& all, Communicator& data, Tape& tape, Strate
 // ---- an update
 
 /// By the first micro-batches of all ranks, or that of rank 0, which is the same for any number of ranks.
-Work UpdateLoop::begin_terms(double own) {
-  first_terms_ = !options_.world_size_invariant || data_.rank() == 0 ? own : 0;
-  return data_.all_reduce(Buffer(&first_terms_, 1), ReduceOp::sum);
-}
-
-double UpdateLoop::terms_of_update() const {
-  const auto steps = static_cast<double>(accumulation_.steps());
-  return first_terms_ * steps * (options_.world_size_invariant ? data_.size() : 1);
-}
-
 void UpdateLoop::expect_terms(const nn::Loss& loss) {
   if (options_.expected_terms) return;
-  begin_terms(loss.has_terms() ? static_cast<double>(loss.read(tape_.stream()).count) : 1).wait();
-  options_.expected_terms = std::max(1.0, terms_of_update());
+  const double own = loss.has_terms() ? static_cast<double>(loss.read(tape_.stream()).count) : 1;
+  const bool invariant = options_.world_size_invariant;
+  first_terms_ = !invariant || data_.rank() == 0 ? own : 0;
+  data_.all_reduce(Buffer(&first_terms_, 1), ReduceOp::sum).wait();
+  const auto passes = static_cast<double>(accumulation_.steps() * (invariant ? data_.size() : 1));
+  options_.expected_terms = std::max(1.0, first_terms_ * passes);
   new_terms_ = true;
   strategy_.settings().set_expected_terms(*options_.expected_terms);
-}
-
-void UpdateLoop::next_update() {
-  accumulation_.next_update();
-  if (join_) rounds_before_ = join_->rounds();
 }
 
 /// Ranks that share layers combine parts of one loss: other data on one of them would give wrong gradients.
@@ -132,7 +121,7 @@ void UpdateLoop::require_equal_losses(std::int64_t update) {
 void UpdateLoop::complete() {
   StepReport& report = reports_.add(graph_.defined());
   require_equal_losses(report.step);
-  next_update();
+  accumulation_.next_update();
   passes_of_updates_ = passes_;
   new_terms_ = false;
   tape_.seed(seeds_.of_pass(passes_));
@@ -176,7 +165,6 @@ void UpdateLoop::begin_pass(bool has_terms) {
 
 void UpdateLoop::begin_pass() {
   in_pass_ = true;
-  dropped_by_ = nullptr;
   reports_.times().end(Phase::forward, tape_.stream());
   if (accumulation_.fresh()) {
     drop_graph();
@@ -263,17 +251,9 @@ void UpdateLoop::on_every_rank(const F& body) {
   try {
     body();
   } catch (...) {
-    if (!strategy_.dropped()) throw;  // an error of the communicator, or of this rank alone
-    drop();
-    dropped_by_ = std::current_exception();
+    if (strategy_.dropped()) drop();  // else an error of the communicator, or of this rank alone
     throw;
   }
-}
-
-/// A forward pass, a batch, or another exception that is handled now belongs to the next update.
-bool UpdateLoop::is_dropped(bool has_batches) const {
-  const std::exception_ptr now = std::current_exception();
-  return dropped_by_ && strategy_.dropped() && !has_batches && (!now || now == dropped_by_);
 }
 
 void UpdateLoop::drop() {
@@ -291,7 +271,7 @@ void UpdateLoop::rewind() {
   tape_.reset();
   in_pass_ = false;
   accumulation_.force_boundary({});
-  next_update();
+  accumulation_.next_update();
   reports_.losses().clear();
   reports_.restart();
   training_.cancel();
@@ -300,37 +280,10 @@ void UpdateLoop::rewind() {
   tape_.seed(seeds_.of_pass(passes_));
 }
 
-/// The calls of the communicator of the world that the other ranks still make in the update, in their order.
-std::vector<Work> UpdateLoop::take_part() {
-  std::vector<Work> calls;
-  // They decide on expected_terms in the first backward().
-  const auto decide = [&] {
-    if (!options_.expected_terms) calls.push_back(begin_terms(0));
-  };
-  const std::int64_t made = join_ ? join_->rounds() - rounds_before_ : 0;
-  if (!join_ || made > 0) decide();
-  join_words_.clear();
-  for (std::int64_t round = made; join_ && round < accumulation_.steps(); ++round) {
-    calls.push_back(join_->take_part(join_words_.emplace_back()));
-    if (round == 0) decide();
-  }
-  return calls;
-}
-
-void UpdateLoop::cancel(bool has_batches) {
-  if (!is_dropped(has_batches)) {
-    tape_.reset();
-    if (graph_.replays(captures())) {
-      strategy_.cancel_replay();
-    } else {
-      if (strategy_.dropped() || strategy_.reduced()) strategy_.zero_grad();
-      const std::vector<Work> calls = take_part();  // before passes of the others that may gather
-      strategy_.cancel_update(tape_.stream(), static_cast<int>(accumulation_.steps()));
-      for (const Work& call : calls) call.wait();
-    }
-    drop();
-  }
-  dropped_by_ = nullptr;
+void UpdateLoop::cancel() {
+  tape_.reset();
+  strategy_.drop_update();
+  drop();
 }
 
 // ---- update by update
@@ -341,7 +294,6 @@ void UpdateLoop::run(const std::function<nn::Loss(std::size_t)>& forward,
   require_synchronises("train_batch()");
   require_between_updates("train_batch()");
   in_pass_ = true;
-  dropped_by_ = nullptr;
   reports_.begin(start);
   seeds_.draw(passes_, tape_.stream());
   training_.set_scale_and_rates(tape_.stream());

@@ -2,8 +2,6 @@
 /// The passes and updates of a training loop.
 
 #include <cstdint>
-#include <deque>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -15,7 +13,6 @@
 #include "comm/device/stream.h"
 #include "sharding/engine/loop/training_step.h"
 #include "sharding/engine/reports/update_reports.h"
-#include "sharding/strategy/join.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz {
@@ -123,12 +120,9 @@ class UpdateLoop {
   /// True before the first pass of the first update.
   bool fresh() const { return passes_ == 0; }
   bool step();
-  /// `has_batches`: batches of the update in progress have been taken.
-  void cancel(bool has_batches);
+  /// Drops the update in progress. Communicators have been renewed on every rank. Collective.
+  void cancel();
   Accumulation& accumulation() { return accumulation_; }
-  /// Its next() precedes each micro-batch on every rank. Null: there is none. It must live until it is set
-  /// again.
-  void set_join(const Join* join) { join_ = join, rounds_before_ = 0; }
 
   // ---- update by update
   /// An update whose micro-batch m has the loss forward(m). `start`: when it began.
@@ -174,15 +168,9 @@ class UpdateLoop {
   void require_synchronises(const char* call) const;
   /// The terms of the first loss decide on expected_terms, unless they were given. Collective.
   void expect_terms(const nn::Loss&);
-  /// The sum over the ranks of what they contribute; terms_of_update() completes it.
-  Work begin_terms(double own);
-  double terms_of_update() const;
   /// Runs what reduces or updates. An error that all ranks have alike drops the update on all.
   template <class F>
   void on_every_rank(const F& body);
-  /// Whether the update that cancel() is called for has been dropped already.
-  bool is_dropped(bool has_batches) const;
-  std::vector<Work> take_part();
   /// Whether run() captures updates once they have settled.
   bool captures() { return may_capture() && !reports_.times().enabled() && !reports_.profiling(); }
   /// Back to the beginning of the update in progress.
@@ -192,7 +180,6 @@ class UpdateLoop {
   /// After the last pass of an update. May be captured in a graph.
   void reduce_and_apply();
   void run_passes(const std::function<nn::Loss(std::size_t)>& forward);
-  void next_update();
   void require_equal_losses(std::int64_t update);
   void complete();
 
@@ -209,13 +196,9 @@ class UpdateLoop {
   std::uint64_t passes_ = 0;             // of all updates
   std::uint64_t passes_of_updates_ = 0;  // before the update in progress
   bool in_pass_ = false;                 // a pass has begun and has not ended: it runs or has failed
-  std::exception_ptr dropped_by_;        // what all ranks have dropped the last update for
-  const Join* join_ = nullptr;
-  std::int64_t rounds_before_ = 0;                    // calls of its next() before the update in progress
-  std::deque<std::vector<std::int32_t>> join_words_;  // of those that cancel() makes
-  bool given_terms_ = false;                          // expected_terms of the options
-  double first_terms_ = 0;                            // of the first micro-batches of all ranks
-  bool new_terms_ = false;                            // the update in progress has decided on expected_terms
+  bool given_terms_ = false;             // expected_terms of the options
+  double first_terms_ = 0;               // of the first micro-batches of all ranks
+  bool new_terms_ = false;               // the update in progress has decided on expected_terms
 };
 
 }  // namespace rz
