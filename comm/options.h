@@ -21,6 +21,9 @@ struct CommOptions {
   std::chrono::milliseconds rendezvous_timeout{static_cast<long>(environment().rendezvous_timeout_s * 1e3)};
   /// Deadline of one operation. milliseconds::max() disables it; likewise for rendezvous_timeout.
   std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};
+  /// How long a rank may show no sign of life before it is lost; 0: for ever, see RZ_DETECTION_S. "native",
+  /// also beneath a device backend.
+  std::chrono::milliseconds detection{static_cast<long>(environment().detection_s * 1e3)};
   /// Backend: a name or "auto"; see RZ_BACKEND. describe() reports the choice of "auto" and the reason.
   std::string backend = environment().backend;
   std::string transport = environment().transport;  ///< "native" only: "auto" or a name; see RZ_TRANSPORT

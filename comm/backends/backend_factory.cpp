@@ -56,10 +56,12 @@ std::unique_ptr<Backend> connect_native(int rank, int size, Store& store, const 
   auto wire = connect_transport(peers, store,
                                 {.interface = options.interface,
                                  .congestion = options.congestion,
+                                 .detection = options.detection,
                                  .memory = from.memory,
                                  .parent = {from.failures, from.ranks}},
                                 deadline);
   const NativeOptions scheduled{.timeout = options.timeout,
+                                .detection = options.detection,
                                 .deterministic = options.deterministic,
                                 .order = options.reduction_order,
                                 .algorithm = algorithm,

@@ -116,6 +116,10 @@ struct Environment {
   bool thread_placement = true;
   /// RZ_TIMEOUT_S: deadline of an operation in seconds; default 600.
   double timeout_s = 600;
+  /// RZ_DETECTION_S: seconds without a sign of life after which a rank is lost: stopped, frozen with its
+  /// control group, or on a host that has vanished; default 10. One that works is not, nor one that a
+  /// debugger has stopped. 0: never.
+  double detection_s = 10;
   /// RZ_WAIT_REPORT_S: seconds without progress after which a call's wait is printed to standard error, as
   /// one line (CommOptions::on_wait); default: none is, but by programs of run_entrypoint() after 10 s.
   double wait_report_s = 0;

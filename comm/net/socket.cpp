@@ -252,6 +252,13 @@ void limit_unacknowledged(int socket, std::chrono::milliseconds limit) {
   setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
 }
 
+std::optional<std::chrono::milliseconds> unacknowledged(int socket) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_unacked == 0) return {};
+  return std::chrono::milliseconds(info.tcpi_last_ack_recv);
+}
+
 void limit_unsent(int socket, int bytes) {
   setsockopt(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
 }

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,9 @@ void set_tcp_options(int socket);
 /// Sets TCP_USER_TIMEOUT: the connection fails if sent data stays unacknowledged for this long. Keep-alive
 /// does not probe meanwhile. Not for data sockets: a live peer that reads nothing for so long would be lost.
 void limit_unacknowledged(int socket, std::chrono::milliseconds);
+/// How long ago the other host has acknowledged anything, if data is on its way to it now. One whose program
+/// reads nothing acknowledges that it has no room.
+std::optional<std::chrono::milliseconds> unacknowledged(int socket);
 /// Sets TCP_NOTSENT_LOWAT: the socket is writable only while fewer than `bytes` bytes are unsent.
 void limit_unsent(int socket, int bytes);
 

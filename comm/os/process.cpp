@@ -84,4 +84,14 @@ std::string machine_id() {
   return concat(kernel_boot_id(), '/', host, '/', space);
 }
 
+ProcessState process_state(pid_t process) {
+  ProcessState state;
+  std::ifstream file("/proc/" + std::to_string(process) + "/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("State:\t") && line.size() > 7) state.letter = line[7];
+    if (line.starts_with("TracerPid:\t")) state.traced = line.substr(11) != "0";
+  }
+  return state;
+}
+
 }  // namespace rz

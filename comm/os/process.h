@@ -73,6 +73,13 @@ struct DeletedByCreator {
   }
 };
 
+/// What /proc shows of a process of this host.
+struct ProcessState {
+  char letter = '?';  ///< 'R' runs, 'S' sleeps, 'D' waits in the kernel, 'T' was stopped, 'Z' has ended; '?'
+  bool traced = false;  ///< by a debugger
+};
+ProcessState process_state(pid_t);
+
 /// "<kernel boot id>/<host name>/<network namespace>". Ranks with equal ids can share memory.
 std::string machine_id();
 

@@ -93,6 +93,31 @@ void LinkMonitor::send_wait_message(int peer, const WaitMessage& message) {
   if (auto* links = by_rank_[static_cast<std::size_t>(peer)]) links->send_wait_message(peer, message);
 }
 
+// ---- heartbeats ----
+
+void LinkMonitor::beat() noexcept {
+  for (MonitoredLinks* links : links_) links->beat();
+}
+
+std::vector<Pulse> LinkMonitor::pulses() const {
+  std::vector<Pulse> all;
+  if (failure_.failed()) return all;
+  for (const MonitoredLinks* links : links_) links->add_pulses(all);
+  return all;
+}
+
+std::optional<Failure> LinkMonitor::judge_silence(const Pulse& pulse,
+                                                  std::chrono::duration<double> silence) const {
+  return by_rank_[static_cast<std::size_t>(pulse.rank)]->judge_silence(pulse, silence);
+}
+
+std::vector<Unacknowledged> LinkMonitor::unacknowledged() const {
+  std::vector<Unacknowledged> all;
+  if (failure_.failed()) return all;
+  for (const MonitoredLinks* links : links_) links->add_unacknowledged(all);
+  return all;
+}
+
 // ---- failures ----
 
 namespace {

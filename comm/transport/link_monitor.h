@@ -2,6 +2,8 @@
 /// Waiting, failures and wait-for messages of a group, once for all its transports. Transports that serve
 /// different peers of one group share a monitor and add their links to it.
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -18,6 +20,22 @@
 
 namespace rz {
 
+/// What a peer's heartbeats have shown.
+struct Pulse {
+  int rank = -1;
+  std::uint64_t beats = 0;                        ///< they change while the peer's process runs
+  std::chrono::steady_clock::time_point read_at;  ///< when they were last looked at
+  pid_t process = 0;                              ///< of a peer on this host; 0: on another one
+  bool link = false;                              ///< it is of a connection, of which neither end is to blame
+};
+
+/// A socket on which data is on its way that the peer's host has not acknowledged yet.
+struct Unacknowledged {
+  int rank = -1;  ///< of the peer
+  int socket = -1;
+  std::chrono::milliseconds silence{};  ///< since the host has acknowledged anything
+};
+
 /// The connections of one transport with its peers, as LinkMonitor drives them.
 class MonitoredLinks {
  public:
@@ -33,6 +51,18 @@ class MonitoredLinks {
   virtual void flush_failure() noexcept {}
   /// Drops the message if the peer's socket is full.
   virtual void send_wait_message(int peer, const WaitMessage&) = 0;
+
+  // ---- on the thread of heartbeats (heartbeats.h)
+  /// Shows peers that this process runs.
+  virtual void beat() noexcept {}
+  /// Adds the pulses of peers for which this rank looks.
+  virtual void add_pulses(std::vector<Pulse>&) const {}
+  /// The failure of a peer without a beat for so long; empty if it is none.
+  virtual std::optional<Failure> judge_silence(const Pulse&, std::chrono::duration<double>) const {
+    return std::nullopt;
+  }
+  /// Adds the sockets on which data is on its way.
+  virtual void add_unacknowledged(std::vector<Unacknowledged>&) const {}
 
   // For links whose data travels through memory shared with the peers.
 
@@ -98,6 +128,15 @@ class LinkMonitor {
   /// A wait has not ended in time. False without a parent; else that fails all groups soon, or this group
   /// fails with `failure`. `cause`: of the wait, without a culprit.
   bool expire_in_parent(const Failure& failure, const std::string& cause, const RankSet& waiting_on);
+
+  /// Whether a failure ends another group, too.
+  bool shares_failures() const { return parent_.monitor != nullptr; }
+
+  // On the thread of heartbeats. Once the group has failed, nothing is found.
+  void beat() noexcept;
+  std::vector<Pulse> pulses() const;
+  std::optional<Failure> judge_silence(const Pulse&, std::chrono::duration<double>) const;
+  std::vector<Unacknowledged> unacknowledged() const;
 
   // For links, on the driving thread.
 

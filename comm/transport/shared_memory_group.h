@@ -76,6 +76,9 @@ class SharedMemoryGroup {
 
   // For ShmTransport.
 
+  /// Heartbeat of this rank. Any thread.
+  void beat() noexcept { header()->beats.fetch_add(1, std::memory_order_relaxed); }
+
   /// This rank's descriptors for its peers: memory and doorbell.
   std::vector<int> passed_fds();
   /// Adds the peers, one connection each.

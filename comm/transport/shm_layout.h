@@ -43,6 +43,7 @@ struct Header {
   alignas(cache_line) std::atomic<std::uint32_t> state{active};
   /// In the leader's header: 1 + the rank whose header has the group's first failure; 0: no failure.
   std::atomic<std::uint32_t> elected_rank{0};
+  std::atomic<std::uint64_t> beats{0};                        ///< of the rank's process (heartbeats.h)
   std::atomic<std::uint32_t> cancelled_after{not_cancelled};  ///< Failure::calls of this rank's cancellation
   std::int32_t culprit = -1;
   std::uint32_t code = 0;

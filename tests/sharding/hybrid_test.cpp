@@ -346,11 +346,13 @@ TEST(Hybrid, ACancelledUpdateLeavesTheRanksInStep) {
         if (comm.rank() == 1) {
           replica.strategy->cancel_update();
         } else {
-          replica.strategy->begin_backward();
-          replica.tape.backward(
-              replica.model.loss(replica.tape, [](std::size_t, std::size_t) { return 1.0f; }));
+          const Error error = test::error_of([&] {
+            replica.strategy->begin_backward();
+            replica.tape.backward(
+                replica.model.loss(replica.tape, [](std::size_t, std::size_t) { return 1.0f; }));
+            replica.strategy->finish_gradients();
+          });
           replica.tape.reset();
-          const Error error = test::error_of([&] { replica.strategy->finish_gradients(); });
           EXPECT_EQ(error.code(), Errc::cancelled) << name(kind);
           EXPECT_EQ(error.culprit(), 1);
           replica.strategy->cancel_update();

@@ -57,6 +57,7 @@ Dispatcher::Dispatcher(int rank, int size, std::unique_ptr<Transport> transport,
     intranode_ = std::make_unique<intranode::Engine>(*transport_, rank, size, schedules_.intranode_table());
   else
     schedules_.require_schedules();
+  heartbeats_ = Heartbeats::watch(transport_->link_monitor(), options.detection);
 }
 
 // ---- starting calls

@@ -21,6 +21,7 @@
 #include "comm/progress/progressable.h"
 #include "comm/progress/timeouts.h"
 #include "comm/progress/wait_reporter.h"
+#include "comm/transport/heartbeats.h"
 #include "comm/transport/transport.h"
 
 namespace rz {
@@ -29,7 +30,10 @@ class Dispatcher final : public Progressable {
  public:
   /// Errc::config if options.algorithm does not fit the group.
   Dispatcher(int rank, int size, std::unique_ptr<Transport>, const NativeOptions&);
-  ~Dispatcher() { transport_->close(); }
+  ~Dispatcher() {
+    heartbeats_.reset();
+    transport_->close();
+  }
 
   void accept(const std::shared_ptr<Request>&) override;
   bool advance(bool eager, std::vector<Request*>& ended) override;
@@ -108,6 +112,7 @@ class Dispatcher final : public Progressable {
   std::shared_ptr<std::byte> coalescing_buffer_;
   std::uint32_t sequence_ = 0;
   flight::Recorder flight_;
+  std::unique_ptr<Heartbeats::Watch> heartbeats_;
 };
 
 }  // namespace rz

@@ -235,6 +235,11 @@ std::optional<Watchdog::Termination> Watchdog::check_communicator(const NcclRequ
     return Termination{{by_others ? -1 : options_.rank, code, concat(prefix, ": NCCL failed: ", text)},
                        by_others};
   }
+  try {
+    host_->check();  // it finds ranks that have ended, or were stopped
+  } catch (const Error& e) {
+    return Termination{{e.culprit(), e.code(), e.what()}, false};
+  }
   if (front.deadline.expired())
     return Termination{
         {-1, Errc::timeout, concat(prefix, " did not end within ", front.timeout.count(), " ms")}, true};

@@ -50,7 +50,7 @@ std::unique_ptr<MonitoredTransport> make_tcp(const TransportSetup& from, std::ve
       peers.empty()
           ? net::SocketAddress{}
           : choose_address(from.options.interface, one_machine, tcp_store_local_address(from.store)),
-      hosts_of(machines)};
+      hosts_of(machines), from.options.detection.count() ? from.options.detection : TcpOptions().max_silence};
   return std::make_unique<TcpTransport>(from.monitor, std::move(peers), options);
 }
 

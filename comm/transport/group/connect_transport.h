@@ -1,6 +1,7 @@
 #pragma once
 /// Connects the transport of a group: shared memory within a node, TCP between nodes.
 
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,6 +22,8 @@ struct TransportOptions {
   std::string interface;
   /// Congestion control of the TCP sockets; see set_congestion_control().
   std::string congestion = "system";
+  /// How long a rank may show no sign of life; 0: for ever.
+  std::chrono::milliseconds detection{10'000};
   /// Memory that this rank shares with others already, of the group that this one is split from; null: none.
   std::shared_ptr<SharedMemoryAllocator> memory;
   /// The group with which this one shares failures.

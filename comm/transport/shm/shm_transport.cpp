@@ -144,6 +144,26 @@ Failure ShmTransport::spread_failure(const Failure& failure) {
   return first;
 }
 
+void ShmTransport::add_pulses(std::vector<Pulse>& pulses) const {
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto& peer : group_->peers())
+    if (peer->header()->state.load() != shm::State::departed)
+      pulses.push_back({peer->rank, peer->header()->beats.load(std::memory_order_relaxed), now, peer->pid});
+}
+
+/// A process that has ended is found by its socket.
+std::optional<Failure> ShmTransport::judge_silence(const Pulse& pulse,
+                                                   std::chrono::duration<double> silence) const {
+  const ProcessState state = process_state(pulse.process);
+  if (state.traced || state.letter == 'Z' || state.letter == 'X') return std::nullopt;
+  const std::string reason = state.letter == 'T' ? "was stopped by a signal (SIGSTOP, SIGTSTP)"
+                                                 : "does not run: its control group is frozen, or the kernel "
+                                                   "does not let it go on";
+  return Failure{pulse.rank, Errc::peer_lost,
+                 concat("rank ", pulse.rank, " (process ", pulse.process, ") ", reason,
+                        "; it has shown no sign of life for ", rounded(silence.count(), 2), " s")};
+}
+
 void ShmTransport::send_wait_message(int peer, const WaitMessage& message) {
   group_->peer_at(peer).socket.send(message);
 }

@@ -59,6 +59,9 @@ class ShmTransport final : public MonitoredTransport, private MonitoredLinks {
   std::optional<Failure> poll_failures() override;
   std::optional<Failure> group_failure() const override;
   Failure spread_failure(const Failure&) override;
+  void beat() noexcept override { group_->beat(); }
+  void add_pulses(std::vector<Pulse>&) const override;
+  std::optional<Failure> judge_silence(const Pulse&, std::chrono::duration<double>) const override;
   std::optional<std::uint32_t> cancelled_after() const override {
     return group_->election().cancelled_after();
   }

@@ -12,14 +12,7 @@
 
 namespace rz::tcp {
 
-namespace {
-
-/// A host that acknowledges no control data for this long is lost.
-constexpr auto max_silence = std::chrono::seconds(10);
-
-}  // namespace
-
-void ControlSocket::open(net::Stream stream, net::Poller& poller) {
+void ControlSocket::open(net::Stream stream, net::Poller& poller, std::chrono::milliseconds max_silence) {
   stream_ = std::move(stream);
   net::limit_unacknowledged(stream_.fd(), max_silence);
   fd_events_.events = EPOLLIN;  // data may have arrived before the registration
@@ -74,6 +67,7 @@ std::optional<Failure> ControlSocket::read(int peer, WaitForGraph& graph) {
 
 void ControlSocket::store(int peer, const ControlFrame& frame, WaitForGraph& graph) {
   if (frame.kind == ControlFrame::departure) departed_ = true;
+  if (frame.kind == ControlFrame::beat) ++beats_;
   if (frame.kind == ControlFrame::failure && static_cast<Errc>(frame.code) == Errc::cancelled)
     cancelled_after_ = std::min(frame.calls, cancelled_after_.value_or(frame.calls));
   if (frame.kind == ControlFrame::wait_query) {
@@ -146,6 +140,12 @@ void ControlSocket::send_failure(const Failure& failure) noexcept {
   frame.calls = failure.calls;
   failure.reason.copy(frame.reason, sizeof frame.reason - 1);
   send(frame, true);
+}
+
+void ControlSocket::send_beat() noexcept {
+  ControlFrame frame;
+  frame.kind = ControlFrame::beat;
+  send(frame, false);
 }
 
 void ControlSocket::send_wait_message(const WaitMessage& message) noexcept {

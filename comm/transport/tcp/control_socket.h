@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -25,7 +26,8 @@ struct ControlFrame {
     wait_query = 3,
     wait_reply = 4,
     wait_idle = 5,
-    wait_elsewhere = 6
+    wait_elsewhere = 6,
+    beat = 7
   };
   std::uint32_t magic = control_magic;
   std::uint32_t kind = departure;
@@ -44,11 +46,12 @@ struct WaitReply {
 };
 static_assert(sizeof(ControlFrame) == 520 && sizeof(WaitReply) <= sizeof(ControlFrame::reason));
 
-/// One thread at a time calls a function, except that any thread sends a failure. Nothing blocks. Does not
+/// One thread at a time calls a function that is not marked "any thread". Nothing blocks. Does not
 /// move while the poller watches it.
 class ControlSocket {
  public:
-  void open(net::Stream, net::Poller&);
+  /// `max_silence`: a host that acknowledges no control data for this long is lost.
+  void open(net::Stream, net::Poller&, std::chrono::milliseconds max_silence);
   /// Sends a departure notice and ends the stream.
   void close(net::Poller&);
 
@@ -56,9 +59,11 @@ class ControlSocket {
   /// `peer` in the graph. Returns a failure that the peer reports.
   std::optional<Failure> read(int peer, WaitForGraph&);
   /// The peer has sent a departure notice.
-  bool departed() const { return departed_; }
+  bool departed() const { return departed_; }  // any thread
   /// The stream has ended, or is damaged.
   bool closed() const { return closed_; }
+  /// Heartbeats that have arrived. Any thread.
+  std::uint64_t beats() const { return beats_; }
   /// The fewest Failure::calls of its failures that were Errc::cancelled; empty if there was none.
   std::optional<std::uint32_t> cancelled_after() const { return cancelled_after_; }
   /// Why encryption has failed; empty if it has not.
@@ -70,6 +75,8 @@ class ControlSocket {
   void send_failure(const Failure&) noexcept;
   /// Drops the message if the socket is full.
   void send_wait_message(const WaitMessage&) noexcept;
+  /// The same. Any thread.
+  void send_beat() noexcept;
   /// Continues sending a failure. Any thread.
   void flush() noexcept;
 
@@ -91,7 +98,9 @@ class ControlSocket {
   // Receiving.
   std::array<std::byte, sizeof(ControlFrame)> partial_;  // the received part of a frame
   std::size_t partial_bytes_ = 0;
-  bool departed_ = false, closed_ = false;
+  std::atomic<bool> departed_{false};
+  bool closed_ = false;
+  std::atomic<std::uint64_t> beats_{0};
   std::optional<std::uint32_t> cancelled_after_;
   std::atomic<int> error_number_{0};
 };

@@ -36,6 +36,8 @@ class DataSocket {
 
   /// Why encryption has failed; empty if it has not.
   std::string error() const { return stream_.error(); }
+  /// Any thread.
+  int descriptor() const { return stream_.fd(); }
   /// The errno with which sending or reading has failed first; 0 if neither has.
   int error_number() const;
 

@@ -42,6 +42,7 @@ class TcpChannel {
   bool at_end() const;
   /// A socket has ended or failed, in one direction or both.
   bool ended() const;
+  std::span<const DataSocket> sockets() const { return sockets_; }
   /// Why encryption of a socket has failed; empty if it has not.
   std::string error() const;
   /// The errno with which a socket has failed; 0 if none has.

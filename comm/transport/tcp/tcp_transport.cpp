@@ -92,12 +92,14 @@ void TcpTransport::connect(const net::HandshakeInfo& me, const std::vector<std::
   for (auto& c : net::handshake(me, listener_.get(), std::move(calls), callers, sockets, deadline))
     attach(std::move(c));
   listener_.close();
+  choose_neighbours();
 }
 
 void TcpTransport::attach(net::Connection c) {
   net::set_tcp_options(c.socket.get());
   net::Stream stream(std::move(c.socket), std::move(c.tls));
-  if (c.index < first_data_socket) return peer_at(c.rank).control.open(std::move(stream), monitor().poller());
+  if (c.index < first_data_socket)
+    return peer_at(c.rank).control.open(std::move(stream), monitor().poller(), options_.max_silence);
   const bool p2p = c.index == first_data_socket;
   channel_at(c.rank, p2p ? Channel::point_to_point : Channel::collective)
       .open(p2p ? 0 : c.index - first_data_socket - 1, std::move(stream));
@@ -168,12 +170,7 @@ std::optional<Failure> TcpTransport::check_lost(Peer& peer) {
     if (error.empty()) error = channel.error();
     if (!number) number = channel.error_number();
   }
-  if (is_silence(number))
-    return Failure{-1, Errc::peer_lost,
-                   concat(lost_link, name_of(monitor().rank()), " and ", name_of(peer.rank), " is lost (",
-                          std::strerror(number),
-                          "): a host or the network between failed, or only large packets do not pass (MTU); "
-                          "`doctor --hostfile FILE` tries them")};
+  if (is_silence(number)) return lost_link_to(peer.rank, std::strerror(number));
   if (!error.empty())
     return Failure{peer.rank, Errc::peer_lost,
                    concat("rank ", peer.rank, " is lost: its encrypted connection to rank ", monitor().rank(),
@@ -183,10 +180,18 @@ std::optional<Failure> TcpTransport::check_lost(Peer& peer) {
                         " ended without a goodbye; its process or host died, or the network failed")};
 }
 
+Failure TcpTransport::lost_link_to(int peer, const std::string& how) const {
+  return {-1, Errc::peer_lost,
+          concat(lost_link, name_of(monitor().rank()), " and ", name_of(peer), " is lost (", how,
+                 "): a host or the network between failed, or only large packets do not pass (MTU); `doctor "
+                 "--hostfile FILE` tries them")};
+}
+
 /// Failure reports take precedence over lost connections: a peer that exits after a failure has reported it
 /// before.
 std::optional<Failure> TcpTransport::poll_failures() {
   std::optional<Failure> failure;
+  if (beats_from_) read_at_.store(std::chrono::steady_clock::now(), std::memory_order_relaxed);
   for (auto& peer : peers_) {
     peer->control.flush();
     if (auto reported = peer->control.read(peer->rank, monitor().wait_graph()); reported && !failure)
@@ -213,6 +218,48 @@ std::optional<std::uint32_t> TcpTransport::cancelled_after() const {
 
 void TcpTransport::flush_failure() noexcept {
   for (auto& peer : peers_) peer->control.flush();
+}
+
+// ---- heartbeats ----
+
+void TcpTransport::choose_neighbours() {
+  const auto nodes = monitor().nodes();
+  const int count = 1 + *std::max_element(nodes.begin(), nodes.end());
+  const auto first_of = [&](int node) {
+    return static_cast<int>(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());
+  };
+  const int own = nodes[static_cast<std::size_t>(monitor().rank())];
+  if (count == 1 || first_of(own) != monitor().rank()) return;
+  beats_to_ = &peer_at(first_of((own + 1) % count));
+  beats_from_ = &peer_at(first_of((own + count - 1) % count));
+}
+
+void TcpTransport::beat() noexcept {
+  if (beats_to_) beats_to_->control.send_beat();
+}
+
+void TcpTransport::add_pulses(std::vector<Pulse>& pulses) const {
+  if (!beats_from_ || beats_from_->control.departed()) return;
+  const auto read_at = read_at_.load(std::memory_order_relaxed);
+  if (read_at != std::chrono::steady_clock::time_point{})
+    pulses.push_back({beats_from_->rank, beats_from_->control.beats(), read_at, 0});
+}
+
+std::optional<Failure> TcpTransport::judge_silence(const Pulse& pulse,
+                                                   std::chrono::duration<double> silence) const {
+  const std::string time = rounded(silence.count(), 2) + " s";
+  if (pulse.link) return lost_link_to(pulse.rank, concat("nothing was acknowledged for ", time));
+  return Failure{pulse.rank, Errc::peer_lost,
+                 concat(name_of(pulse.rank), " has shown no sign of life for ", time,
+                        ": its process was stopped, or its host or the network to it has failed")};
+}
+
+void TcpTransport::add_unacknowledged(std::vector<Unacknowledged>& sockets) const {
+  for (const auto& peer : peers_)
+    for (const tcp::TcpChannel& channel : peer->channels)
+      for (const tcp::DataSocket& s : channel.sockets())
+        if (const auto silence = net::unacknowledged(s.descriptor()))
+          sockets.push_back({peer->rank, s.descriptor(), *silence});
 }
 
 void TcpTransport::send_wait_message(int peer, const WaitMessage& message) {

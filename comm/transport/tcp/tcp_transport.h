@@ -8,6 +8,8 @@
 /// buffers, and then at the sender (TCP flow control).
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,10 +35,11 @@ net::SocketAddress choose_address(const std::string& interface, bool one_machine
 
 /// Settings of the connections, equal on all ranks except the address.
 struct TcpOptions {
-  int sockets = 1;                      ///< per peer, for collectives
-  std::string congestion = "system";    ///< set_congestion_control()
-  net::SocketAddress listen_address;    ///< choose_address(); unused without peers
-  std::vector<std::string> hosts = {};  ///< names of the ranks' hosts, for messages; may be empty
+  int sockets = 1;                                ///< per peer, for collectives
+  std::string congestion = "system";              ///< set_congestion_control()
+  net::SocketAddress listen_address;              ///< choose_address(); unused without peers
+  std::vector<std::string> hosts = {};            ///< names of the ranks' hosts, for messages; may be empty
+  std::chrono::milliseconds max_silence{10'000};  ///< of control sockets
 };
 
 /// Functions without a comment implement those of Transport for the peers, and those of MonitoredLinks.
@@ -77,9 +80,15 @@ class TcpTransport final : public MonitoredTransport, private MonitoredLinks {
   std::optional<Failure> poll_failures() override;
   Failure spread_failure(const Failure&) override;
   std::optional<std::uint32_t> cancelled_after() const override;
+  void beat() noexcept override;
+  void add_pulses(std::vector<Pulse>&) const override;
+  std::optional<Failure> judge_silence(const Pulse&, std::chrono::duration<double>) const override;
+  void add_unacknowledged(std::vector<Unacknowledged>&) const override;
   void flush_failure() noexcept override;
   void send_wait_message(int peer, const WaitMessage&) override;
 
+  void choose_neighbours();
+  Failure lost_link_to(int peer, const std::string& how) const;
   Peer& peer_at(int peer) { return *by_rank_[static_cast<std::size_t>(peer)]; }
   tcp::TcpChannel& channel_at(int peer, Channel c) {
     return peer_at(peer).channels[static_cast<std::size_t>(c)];
@@ -96,6 +105,9 @@ class TcpTransport final : public MonitoredTransport, private MonitoredLinks {
   std::string address_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<Peer*> by_rank_;  // null: not connected by TCP
+  // Heartbeats go round the nodes, from the first rank of each to that of the next; null on other ranks.
+  Peer *beats_to_ = nullptr, *beats_from_ = nullptr;
+  std::atomic<std::chrono::steady_clock::time_point> read_at_{};  // when control sockets were last read
 };
 
 }  // namespace rz
