@@ -1,10 +1,14 @@
 #pragma once
-/// Reads the file of a flight recorder (comm/os/flight_recorder.h), of a process that has ended.
+/// Reads the file of a flight recorder (comm/os/flight_recorder.h), of a process that may have ended.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "comm/collective.h"
+#include "comm/os/flight_recorder.h"
 
 namespace rz::flight {
 
@@ -24,8 +28,8 @@ struct Position {
 };
 
 struct Report {
-  /// "in all_reduce #204 (1024 f32, sum) of 'world', update 17, backward"; without a call that runs "after
-  /// …", with the last calls. Empty if the process has recorded nothing.
+  /// "in all_reduce #204 (1024 f32, sum) of 'world' at train.cpp:88, update 17, backward"; without a call
+  /// that runs "after …", with the last calls. Empty if the process has recorded nothing.
   std::string activity;
   /// The living communicators' calls; if none lives, those of the ended ones.
   std::vector<Position> positions;
@@ -33,6 +37,15 @@ struct Report {
   std::uint64_t address = 0;  ///< of the crash
   std::vector<Frame> stack;   ///< innermost first
 };
+
+/// A recorded call: its kind, counts, types, operation, root and order.
+struct CallEntry {
+  CollectiveCall call;
+  std::uint32_t number = 0;
+  std::size_t site = 0;  ///< index into File::site and 1 more; 0: none
+};
+/// Nothing if these are no numbers of a call.
+std::optional<CallEntry> entry_of(const Call&);
 
 /// Whatever the bytes are. They come from another process.
 Report read_report(std::span<const std::byte> file);

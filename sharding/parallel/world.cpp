@@ -51,11 +51,12 @@ World::World(Communicator communicator, const LaunchInfo& launch) : World(std::m
   local_rank_ = launch.local_rank;
 }
 
-Communicator World::new_communicator(std::optional<ReductionOrder> order) {
-  return std::move(*communicator_.split(0, rank(), order));
+Communicator World::new_communicator(std::optional<ReductionOrder> order, CallSite site) {
+  return std::move(*communicator_.split(0, rank(), order, false, site));
 }
 
-int World::ranks_per_node() {
+int World::ranks_per_node(CallSite site) {
+  const OuterSite outer(site);
   const std::string& id = communicator_.options().host_id;
   const std::vector<std::string> nodes = all_gather_text(communicator_, id.empty() ? machine_id() : id);
   const auto n =
@@ -67,22 +68,23 @@ int World::ranks_per_node() {
   return static_cast<int>(n);
 }
 
-void World::reduce(std::span<double> values, ReduceOp op) {
-  communicator_.all_reduce(Buffer(values.data(), values.size()), op).wait();
+void World::reduce(std::span<double> values, ReduceOp op, CallSite site) {
+  communicator_.all_reduce(Buffer(values.data(), values.size()), op, {}, site).wait();
 }
 
-double World::reduce(double value, ReduceOp op) {
-  reduce(std::span(&value, 1), op);
+double World::reduce(double value, ReduceOp op, CallSite site) {
+  reduce(std::span(&value, 1), op, site);
   return value;
 }
 
-double World::reduce(const Mean& mean) {
+double World::reduce(const Mean& mean, CallSite site) {
   double both[] = {mean.sum, mean.count};
-  reduce(both, ReduceOp::sum);
+  reduce(both, ReduceOp::sum, site);
   return both[0] / both[1];
 }
 
-Tensor World::gather(const Tensor& rows, const Stream& stream) {
+Tensor World::gather(const Tensor& rows, const Stream& stream, CallSite site) {
+  const OuterSite outer(site);
   const Fact fact{"the tensor", concat(name(rows.dtype()), ' ', name(rows.shape()))};
   require_same("World::gather()", {&fact, 1},
                "pad it to one shape, and leave the padding out behind the call", communicator_);

@@ -174,23 +174,29 @@ std::string flight_file() {
     row.used.store(1);
     row.size = 4;
     std::memcpy(row.name, "world", 5);
-    row.collective.what.store(std::uint64_t{1} << 56 | 204);
-    row.collective.in_count.store(1024);
-    row.collective.out_count.store(1024);
+    row.collective.begun.store(flight::max_calls + 1);
+    flight::Call& call = row.collective.call[0];
+    call.what.store(std::uint64_t{1} << 47 | std::uint64_t{9} << 48 | 204);
+    call.in_count.store(1024);
+    call.out_count.store(1024);
   }
+  file->site[8].line.store(88);
+  std::memcpy(file->site[8].file, "/home/me/train.cpp", 18);
   return bytes;
 }
 
 TEST(RzrunReports, AnyBytesOfARecorderAreReadOrRefused) {
   const std::string good = flight_file();
   EXPECT_EQ(flight::read_report(std::as_bytes(std::span(good)))
-                .activity.find("in all_reduce #204 (1024 f32, sum) of 'world'"),
+                .activity.find("in all_reduce #204 (1024 f32, sum) of 'world' at train.cpp:88 and "),
             0u);
   test::Fuzz fuzz(500);
   long stacks = 0;
+  constexpr std::size_t parts[] = {0, offsetof(flight::File, row) + offsetof(flight::Row, collective),
+                                   offsetof(flight::File, site) + 8 * sizeof(flight::Site),
+                                   offsetof(flight::File, stack)};
   while (fuzz.next()) {
-    const std::string bytes =
-        fuzz.random() % 2 ? fuzz.changed(good, 4, 0, 768) : fuzz.changed(good, 4, 8192, 32);
+    const std::string bytes = fuzz.changed(good, 4, parts[fuzz.random() % std::size(parts)], 128);
     const flight::Report report = flight::read_report(std::as_bytes(std::span(bytes)));
     for (const unsigned char c : report.activity) ASSERT_TRUE(c >= 32 && c != 127);
     stacks += report.stack.size() == 2;
