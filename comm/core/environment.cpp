@@ -65,7 +65,7 @@ constexpr std::string_view variables =
     "RZ_BACKEND RZ_TRANSPORT RZ_INTERFACE RZ_SOCKETS RZ_PORTS RZ_CONGESTION RZ_ENCRYPTION RZ_ALGORITHM "
     "RZ_TUNING "
     "RZ_DETERMINISTIC RZ_REDUCTION_ORDER RZ_ALLOW_TF32 RZ_THREAD_PLACEMENT RZ_TIMEOUT_S RZ_WAIT_REPORT_S "
-    "RZ_CRASH_STACK RZ_RENDEZVOUS_TIMEOUT_S RZ_HOST_ID "
+    "RZ_CRASH_STACK RZ_FLIGHT RZ_RENDEZVOUS_TIMEOUT_S RZ_HOST_ID "
     "NCCL_HOSTID NCCL_MULTI_RANK_GPU_ENABLE OMP_NUM_THREADS "
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE TORCHELASTIC_RESTART_COUNT "
     "TORCHELASTIC_USE_AGENT_STORE "
@@ -140,6 +140,7 @@ Environment Environment::read() {
   read_number("RZ_TIMEOUT_S", 0.001, 1e9, e.timeout_s);
   read_number("RZ_WAIT_REPORT_S", 0.001, 1e9, e.wait_report_s);
   read_flag("RZ_CRASH_STACK", e.crash_stack);
+  read_text("RZ_FLIGHT", e.flight);
   read_number("RZ_RENDEZVOUS_TIMEOUT_S", 0.001, 1e9, e.rendezvous_timeout_s);
   read_text("RZ_HOST_ID", e.host_id);
   read_text("NCCL_HOSTID", e.nccl_host_id);

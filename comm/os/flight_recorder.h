@@ -25,7 +25,7 @@ namespace rz::flight {
 
 inline constexpr std::uint32_t version = 2;
 inline constexpr std::size_t row_count = 62, max_calls = 256, max_sites = 1024, max_members = 256;
-inline constexpr std::size_t max_name = 47, max_phase = 31, max_site_file = 87, max_function = 23;
+inline constexpr std::size_t max_name = 47, max_phase = 31, max_site_file = 103, max_function = 71;
 inline constexpr std::size_t stack_bytes = 8192;
 
 /// One call of a communicator.
@@ -65,11 +65,11 @@ struct Row {
 struct Site {
   std::atomic<std::uint64_t> key;   ///< 0: free; 1: being written; else what identifies it in the process
   std::atomic<std::uint32_t> line;  ///< of `file`
-  char function[max_function + 1];
   char unused[4];
+  char function[max_function + 1];
   char file[max_site_file + 1];  ///< the end of its path
 };
-static_assert(sizeof(Site) == 128);
+static_assert(sizeof(Site) == 192);
 
 /// All that readers of another version check is in the first 16 bytes.
 struct File {

@@ -11,6 +11,7 @@
 
 #include "comm/core/long_wait.h"
 #include "comm/core/text.h"
+#include "comm/flight_entry.h"
 #include "comm/os/flight_recorder.h"
 #include "comm/transport/call_signature.h"
 
@@ -133,25 +134,6 @@ std::vector<Frame> stack_of(const File& file) {
 }
 
 }  // namespace
-
-std::optional<CallEntry> entry_of(const Call& call) {
-  const std::uint64_t what = value_of(call.what);
-  const auto kind = what >> 32 & 15, op = what >> 36 & 15, dtype = what >> 40 & 127;
-  if (!(what >> 47 & 1) || kind >= collective_count || dtype >= dtype_count || op > ReduceOp::premul_sum)
-    return {};
-  CallEntry entry;
-  CollectiveCall& c = entry.call;
-  c.kind = static_cast<Collective>(kind);
-  c.in.count = value_of(call.in_count);
-  c.out.count = value_of(call.out_count);
-  c.in.dtype = c.out.dtype = static_cast<DType>(dtype);
-  c.op = ReduceOp(static_cast<ReduceOp::Kind>(op));
-  c.root = call.root.load(std::memory_order_relaxed);
-  c.origin.order = call.order.load(std::memory_order_relaxed);
-  entry.number = static_cast<std::uint32_t>(what);
-  entry.site = what >> 48;
-  return entry;
-}
 
 Report read_report(std::span<const std::byte> bytes) {
   if (bytes.size() != sizeof(File)) return {};

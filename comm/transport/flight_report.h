@@ -2,13 +2,9 @@
 /// Reads the file of a flight recorder (comm/os/flight_recorder.h), of a process that may have ended.
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
-
-#include "comm/collective.h"
-#include "comm/os/flight_recorder.h"
 
 namespace rz::flight {
 
@@ -37,15 +33,6 @@ struct Report {
   std::uint64_t address = 0;  ///< of the crash
   std::vector<Frame> stack;   ///< innermost first
 };
-
-/// A recorded call: its kind, counts, types, operation, root and order.
-struct CallEntry {
-  CollectiveCall call;
-  std::uint32_t number = 0;
-  std::size_t site = 0;  ///< index into File::site and 1 more; 0: none
-};
-/// Nothing if these are no numbers of a call.
-std::optional<CallEntry> entry_of(const Call&);
 
 /// Whatever the bytes are. They come from another process.
 Report read_report(std::span<const std::byte> file);

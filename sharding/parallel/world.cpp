@@ -25,6 +25,7 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/flight_dump.h"
 #include "comm/os/child.h"
 #include "comm/os/error_file.h"
 #include "comm/os/flight_recorder.h"
@@ -176,6 +177,7 @@ int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& 
     WorldOptions printing = options;
     if (!printing.comm.on_wait) printing.comm.on_wait = print_wait;
     flight::record_crashes();
+    const flight::DumpOnSignal dumps;
     World world = World::from_environment(printing);
     return run_and_report(world, body);
   } catch (const Error& e) {

@@ -118,7 +118,8 @@ class HelpRequest : public Error {
 /// 0. Waits of 10 s without progress are printed, too (CommOptions::on_wait), unless `comm` has another
 /// function.
 /// Each rank's error is also in its error file (comm/os/error_file.h). Under rzrun a crash records its stack
-/// (flight::record_crashes()), unless the program has a handler of its own for the signal.
+/// (flight::record_crashes()), unless the program has a handler of its own for the signal. With RZ_FLIGHT,
+/// SIGUSR1 writes the last calls of the rank (comm/flight_dump.h).
 /// The text of a HelpRequest is printed to standard output by rank 0, and the status is 0.
 int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& = {});
 

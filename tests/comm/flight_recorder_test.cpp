@@ -12,6 +12,7 @@
 
 #include "comm/communicator.h"
 #include "comm/core/text.h"
+#include "comm/flight_entry.h"
 #include "comm/transport/flight_report.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"

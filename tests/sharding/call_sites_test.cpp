@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "comm/core/text.h"
+#include "comm/flight_entry.h"
 #include "comm/os/flight_recorder.h"
-#include "comm/transport/flight_report.h"
 #include "sharding/engine/engine.h"
 #include "tests/lab/training.h"
 #include "tests/support/folder.h"
