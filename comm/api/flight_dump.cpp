@@ -95,19 +95,25 @@ std::vector<Group> groups_of(const File& file, int owner) {
   return groups;
 }
 
-/// The calls of all groups in the order in which the rank made them. Torch's analyser compares the ranks from
-/// the latest first call of a file on, so no file begins with a call whose neighbours are gone, but for those
-/// that still run.
-std::vector<std::pair<const Group*, const Entry*>> in_order(const std::vector<Group>& groups) {
+struct Ordered {
+  const Group* group;
+  const Entry* entry;
+  /// Torch's analyser compares the files of ranks from the latest first call of one on. So these begin where
+  /// no communicator lacks calls.
+  bool for_torch;
+};
+
+/// The calls of all groups in the order in which the rank made them.
+std::vector<Ordered> in_order(const std::vector<Group>& groups) {
   std::uint32_t first = 0;
   for (const Group& g : groups)
     if (!g.collectives.empty() && g.collectives.front().number > 0)
       first = std::max(first, g.collectives.front().call.origin.order);
-  std::vector<std::pair<const Group*, const Entry*>> all;
+  std::vector<Ordered> all;
   for (const Group& g : groups)
     for (const Entry& e : g.collectives)
-      if (e.call.origin.order >= first || e.state == Entry::started) all.emplace_back(&g, &e);
-  std::ranges::stable_sort(all, {}, [](const auto& e) { return e.second->call.origin.order; });
+      all.push_back({&g, &e, e.call.origin.order >= first || e.state == Entry::started});
+  std::ranges::stable_sort(all, {}, [](const Ordered& o) { return o.entry->call.origin.order; });
   return all;
 }
 
@@ -170,9 +176,13 @@ class Dump {
     out_.begin_dict();
     out_.text("version").text("2.10");
     write_groups();
-    out_.text("entries").begin_list();
-    for (const auto& [group, entry] : in_order(groups_)) write_entry(*group, *entry);
-    out_.end_list();
+    const std::vector<Ordered> all = in_order(groups_);
+    for (const bool for_torch : {true, false}) {
+      key(for_torch ? "entries" : "earlier").begin_list();
+      for (const Ordered& o : all)
+        if (o.for_torch == for_torch) write_entry(*o.group, *o.entry);
+      out_.end_list();
+    }
     out_.text("messages").begin_list();
     for (const Group& g : groups_)
       for (const Entry& e : g.messages) write_entry(g, e);
@@ -200,12 +210,14 @@ class Dump {
     out_.end_dict();
     key("pg_status").begin_dict();
     for (const Group& g : groups_) {
-      const auto last = [](std::uint32_t count) { return concat(static_cast<std::int64_t>(count) - 1); };
+      const auto last = [&](const char* what, std::uint32_t count) {
+        key(what).integer(static_cast<std::int64_t>(count) - 1);
+      };
       const std::uint32_t begun = g.row->collective.begun.load(relaxed);
       key(g.name).begin_dict();
-      key("last_enqueued_collective").text(last(begun));
-      key("last_started_collective").text(last(begun));
-      key("last_completed_collective").text(last(g.row->collective.ended.load(relaxed)));
+      last("last_enqueued_collective", begun);
+      last("last_started_collective", begun);
+      last("last_completed_collective", g.row->collective.ended.load(relaxed));
       out_.end_dict();
     }
     out_.end_dict();

@@ -101,7 +101,8 @@ std::vector<Position> positions_of(const File& file) {
     if (!call || row.in_streams || used > 1) continue;
     const std::string owner = owner_of(row);
     (used ? living : ended)
-        .push_back({owner, row.size, call->number, concat(call->text, " of ", owner), call->running});
+        .push_back(
+            {owner, row.size, call->number, concat(call->text, " of ", owner, call->at), call->running});
   }
   return living.empty() ? ended : living;
 }
@@ -133,28 +134,36 @@ std::vector<Frame> stack_of(const File& file) {
   return frames;
 }
 
+std::unique_ptr<File> file_of(std::span<const std::byte> bytes) {
+  if (bytes.size() != sizeof(File)) return nullptr;
+  auto file = std::make_unique<File>();
+  std::memcpy(static_cast<void*>(file.get()), bytes.data(), sizeof(File));
+  const bool sound = std::memcmp(file->magic, "rzflight", sizeof file->magic) == 0 &&
+                     file->version == version && file->rows == row_count;
+  return sound ? std::move(file) : nullptr;
+}
+
 }  // namespace
 
-Report read_report(std::span<const std::byte> bytes) {
-  if (bytes.size() != sizeof(File)) return {};
-  const auto copy = std::make_unique<File>();
-  std::memcpy(static_cast<void*>(copy.get()), bytes.data(), sizeof(File));
-  if (std::memcmp(copy->magic, "rzflight", sizeof copy->magic) != 0 || copy->version != version ||
-      copy->rows != row_count)
-    return {};
-  Report report{.activity = activity_of(*copy), .positions = positions_of(*copy)};
-  if (const int signal = copy->signal.load(std::memory_order_relaxed); signal > 0) {
+std::unique_ptr<File> read_file(int fd) {
+  std::vector<std::byte> bytes(sizeof(File));
+  if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) return nullptr;
+  return file_of(bytes);
+}
+
+Report read_report(const File& file) {
+  Report report{.activity = activity_of(file), .positions = positions_of(file)};
+  if (const int signal = file.signal.load(std::memory_order_relaxed); signal > 0) {
     report.signal = signal;
-    report.address = value_of(copy->address);
-    report.stack = stack_of(*copy);
+    report.address = value_of(file.address);
+    report.stack = stack_of(file);
   }
   return report;
 }
 
-Report read_report(int fd) {
-  std::vector<std::byte> bytes(sizeof(File));
-  if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) return {};
-  return read_report(bytes);
+Report read_report(std::span<const std::byte> bytes) {
+  const auto file = file_of(bytes);
+  return file ? read_report(*file) : Report();
 }
 
 }  // namespace rz::flight

@@ -1,4 +1,4 @@
-// Needs: rzrun_lib rz_bench rzrun all_reduce_perf sendrecv_perf eat_memory
+// Needs: rzrun_lib rz_bench rzrun flight all_reduce_perf sendrecv_perf eat_memory
 
 // What rzrun prints about a failure: the report of a rank, its call, its stack, and where the others were.
 
@@ -134,6 +134,18 @@ TEST(Rzrun, TheOtherRanksHaveOneLineWithTheCallTheyWaitedIn) {
   }
 }
 
+TEST(Rzrun, WritesTheLastCallsOfAKilledRank) {
+  Folder folder;
+  ::setenv("RZ_FLIGHT", (folder / "flights").c_str(), 1);
+  story_of(SIGKILL);
+  ::unsetenv("RZ_FLIGHT");
+  Program flight({test::built("flight"), folder / "flights"});
+  EXPECT_LE(flight.wait(), 1) << flight.err();  // rank 1 may have ended between two calls
+  EXPECT_EQ(flight.out().find("no file"), std::string::npos) << flight.out();
+  EXPECT_NE(content(folder / "flights/flight_rank_1").find("killed by SIGKILL"), std::string::npos);
+  EXPECT_NE(content(folder / "flights/flight_rank_0").find("rank 1"), std::string::npos);
+}
+
 TEST(Rzrun, TheFirstFailureIsPrintedOnceAndLast) {
   const std::string story = story_of(SIGKILL);
   EXPECT_EQ(story.find("rank 1 of 2"), story.rfind("rank 1 of 2")) << story;
@@ -214,7 +226,7 @@ TEST(RzrunReports, HasThePositionsOfCommunicatorsThatLive) {
   auto found = positions();
   ASSERT_EQ(found.size(), 2u) << "the ends of calls on a device are not known";
   EXPECT_EQ(found[1].communicator, "'world'");
-  EXPECT_EQ(found[1].call, "all_reduce #204 (1024 f32, sum) of 'world'");
+  EXPECT_EQ(found[1].call, "all_reduce #204 (1024 f32, sum) of 'world' at train.cpp:88");
   EXPECT_EQ(found[1].size, 4);
   EXPECT_EQ(found[1].number, 204u);
   EXPECT_TRUE(found[1].running);
