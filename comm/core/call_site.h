@@ -15,7 +15,7 @@ std::string at(const CallSite&);
 
 namespace call_site_detail {
 struct OfThread {
-  CallSite outer{};
+  const CallSite* outer = nullptr;
   std::uint32_t calls = 0;
 };
 /// Without a constructor, so that an access costs no check.
@@ -26,17 +26,16 @@ inline constinit thread_local OfThread of_thread;
 /// caller's line, not its own. Of nested objects the outermost counts.
 class OuterSite {
  public:
-  explicit OuterSite(const CallSite& site) noexcept
-      : is_outermost_(call_site_detail::of_thread.outer.line() == 0) {
-    if (is_outermost_) call_site_detail::of_thread.outer = site;
+  explicit OuterSite(const CallSite& site) noexcept : site_(site) {
+    if (!call_site_detail::of_thread.outer) call_site_detail::of_thread.outer = &site_;
   }
   ~OuterSite() {
-    if (is_outermost_) call_site_detail::of_thread.outer = CallSite();
+    if (call_site_detail::of_thread.outer == &site_) call_site_detail::of_thread.outer = nullptr;
   }
   OuterSite(const OuterSite&) = delete;
 
  private:
-  const bool is_outermost_;
+  const CallSite site_;
 };
 
 /// Where a call comes from.
@@ -47,7 +46,7 @@ struct CallOrigin {
   /// Of a call that this thread makes now.
   static CallOrigin of(const CallSite& site) noexcept {
     auto& thread = call_site_detail::of_thread;
-    return {thread.outer.line() ? thread.outer : site, ++thread.calls};
+    return {thread.outer ? *thread.outer : site, ++thread.calls};
   }
 };
 

@@ -118,7 +118,7 @@ class Recorder {
   Recorder(const Recorder&) = delete;
 
   template <class CollectiveCall>
-  void begin(std::uint32_t number, const CollectiveCall& c) noexcept {
+  [[gnu::always_inline]] void begin(std::uint32_t number, const CollectiveCall& c) noexcept {
     begin(row_->collective, number, c);
   }
   void end(std::uint32_t number) noexcept {
