@@ -8,9 +8,9 @@ install(TARGETS ${rz_floors} EXPORT ringzero
 # else is installed. They name each other by relative paths. tests/tools/headers_test.py compiles each of them against the
 # installation.
 set(rz_headers
-    comm/backend.h comm/bootstrap.h comm/bucket_scheduler.h comm/collective.h comm/communicator.h
+    comm/backend.h comm/bootstrap.h comm/bucket_scheduler.h comm/collective.h comm/communicator.h comm/flight_dump.h
     comm/options.h comm/registration.h comm/store.h comm/topology.h comm/work.h
-    comm/core/deadline.h comm/core/environment.h comm/core/error.h comm/core/range.h comm/core/text.h comm/core/types.h
+    comm/core/call_site.h comm/core/deadline.h comm/core/environment.h comm/core/error.h comm/core/range.h comm/core/text.h comm/core/types.h
     comm/device/allocate.h comm/device/graph.h comm/device/memory.h comm/device/meta.h comm/device/stream.h
     comm/os/error_file.h comm/os/thread_team.h
 

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/call_site.h"
 #include "core/types.h"
 #include "device/stream.h"
 
@@ -103,11 +104,12 @@ struct CollectiveCall {
   int root = 0;                             ///< of a rooted collective; the peer of send and recv
   const AllToAllVCounts* counts = nullptr;  ///< all_to_all_v only
   StreamHandle stream;
+  CallOrigin origin;
 
   /// The type of the elements that move; a barrier moves none.
   DType dtype() const { return out.data ? out.dtype : in.dtype; }
 };
-static_assert(std::is_trivially_copyable_v<CollectiveCall> && sizeof(CollectiveCall) <= 128);
+static_assert(std::is_trivially_copyable_v<CollectiveCall> && sizeof(CollectiveCall) <= 136);
 
 /// Calls, and the counts that they point to.
 class CallList {

@@ -22,6 +22,9 @@
 /// be the same on every rank. Errors are rz::Error. The first failure poisons the communicator: later calls
 /// throw it again, until renew().
 ///
+/// The last parameter of calls is the line that makes them (core/call_site.h), which messages and the flight
+/// recorder name. Leave it out.
+///
 /// A communicator belongs to the process that connected it. In a child of fork(), "native" on host memory
 /// throws Errc::invalid_argument, and its abort() has no effect. The child may connect communicators of its
 /// own, whatever threads of the parent did at the fork().
@@ -34,6 +37,7 @@
 #include <vector>
 
 #include "collective.h"
+#include "core/call_site.h"
 #include "core/error.h"
 #include "core/types.h"
 #include "options.h"
@@ -72,39 +76,46 @@ class Communicator {
   const CommOptions& options() const;
 
   /// Reduces all ranks' buffers; every rank gets the result. The same count on every rank.
-  Work all_reduce(const Buffer& in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
-  Work all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& = {});
+  Work all_reduce(const Buffer& in_out, ReduceOp op = ReduceOp::sum, const Stream& = {},
+                  CallSite = CallSite::current());
+  Work all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& = {},
+                  CallSite = CallSite::current());
   /// Reduces all ranks' `in`; rank r receives part r of the result. in.count = size · out.count.
   Work reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum,
-                      const Stream& = {});
+                      const Stream& = {}, CallSite = CallSite::current());
   /// Concatenates all ranks' `in` in rank order on every rank. out.count = size · in.count.
-  Work all_gather(const ConstBuffer& in, const Buffer& out, const Stream& = {});
+  Work all_gather(const ConstBuffer& in, const Buffer& out, const Stream& = {},
+                  CallSite = CallSite::current());
   /// Copies the root's buffer to every rank's. The same count on every rank.
-  Work broadcast(const Buffer& in_out, int root, const Stream& = {});
+  Work broadcast(const Buffer& in_out, int root, const Stream& = {}, CallSite = CallSite::current());
   /// As above; `in` is read at the root only, `out` is written on every rank, including the root.
-  Work broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
+  Work broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {},
+                 CallSite = CallSite::current());
   /// Reduces all ranks' `in` to the root's `out`, which may be empty elsewhere. Equal counts.
   Work reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op = ReduceOp::sum,
-              const Stream& = {});
+              const Stream& = {}, CallSite = CallSite::current());
   /// Concatenates all ranks' `in` in rank order at the root. out.count = size · in.count there; `out` may be
   /// empty elsewhere.
-  Work gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
+  Work gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {},
+              CallSite = CallSite::current());
   /// Sends part r of the root's `in` to rank r. in.count = size · out.count at the root; `in` may be empty
   /// elsewhere.
-  Work scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
+  Work scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {},
+               CallSite = CallSite::current());
   /// Both counts are size · n. Part d of `in` is sent to rank d; part s of `out` comes from rank s.
-  Work all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& = {});
+  Work all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& = {},
+                  CallSite = CallSite::current());
   /// Counts and offsets are in elements, one entry per rank, of any integer type. send_counts[d] on this rank
   /// must equal recv_counts[this rank] on rank d.
   Work all_to_all_v(const ConstBuffer& in, const Counts& send_counts, const Counts& send_offsets,
                     const Buffer& out, const Counts& recv_counts, const Counts& recv_offsets,
-                    const Stream& = {});
+                    const Stream& = {}, CallSite = CallSite::current());
   /// Messages between two ranks are received in the order in which they were sent. A send may block until its
   /// receive is posted.
-  Work send(const ConstBuffer&, int to, const Stream& = {});
-  Work recv(const Buffer&, int from, const Stream& = {});
+  Work send(const ConstBuffer&, int to, const Stream& = {}, CallSite = CallSite::current());
+  Work recv(const Buffer&, int from, const Stream& = {}, CallSite = CallSite::current());
   /// The Work ends once every rank has called barrier().
-  Work barrier();
+  Work barrier(CallSite = CallSite::current());
 
   /// Collects calls to start them as one group, e.g. a send to and a receive from each neighbour.
   Group group();
@@ -119,7 +130,8 @@ class Communicator {
   /// where it is not a member of the group that waits. With the backend "native", also beneath a device
   /// backend; others fail alone.
   std::optional<Communicator> split(std::optional<int> color, int key,
-                                    std::optional<ReductionOrder> order = {}, bool shares_failures = false);
+                                    std::optional<ReductionOrder> order = {}, bool shares_failures = false,
+                                    CallSite = CallSite::current());
 
   /// Allocates memory that local peers access in place, so that collectives on it are zero-copy. Aligned to
   /// 256 bytes, zeroed. It may outlive the communicator. Do not release device memory while work in a stream
@@ -215,9 +227,9 @@ class Communicator {
   static Communicator connect_from(const struct Inherited&, int rank, int size, std::shared_ptr<Store>,
                                    CommOptions);
   Work submit(std::span<const struct CollectiveCall>);
-  Work submit_one(const struct CollectiveCall&);
+  Work submit_one(struct CollectiveCall, const CallSite&);
   template <Collective kind>
-  Work start(const ConstBuffer& in, const Buffer& out, int root, ReduceOp, const Stream&);
+  Work start(const ConstBuffer& in, const Buffer& out, int root, ReduceOp, const Stream&, const CallSite&);
   std::shared_ptr<State> state_;
 };
 
@@ -232,23 +244,30 @@ class Communicator {
 /// groups are not coalesced, even if several are in flight; over a network each then costs its own messages.
 class Group {
  public:
-  Group& all_reduce(const Buffer& in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
-  Group& all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& = {});
+  Group& all_reduce(const Buffer& in_out, ReduceOp op = ReduceOp::sum, const Stream& = {},
+                    CallSite = CallSite::current());
+  Group& all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& = {},
+                    CallSite = CallSite::current());
   Group& reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum,
-                        const Stream& = {});
-  Group& all_gather(const ConstBuffer& in, const Buffer& out, const Stream& = {});
-  Group& broadcast(const Buffer& in_out, int root, const Stream& = {});
-  Group& broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
+                        const Stream& = {}, CallSite = CallSite::current());
+  Group& all_gather(const ConstBuffer& in, const Buffer& out, const Stream& = {},
+                    CallSite = CallSite::current());
+  Group& broadcast(const Buffer& in_out, int root, const Stream& = {}, CallSite = CallSite::current());
+  Group& broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {},
+                   CallSite = CallSite::current());
   Group& reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op = ReduceOp::sum,
-                const Stream& = {});
-  Group& gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
-  Group& scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
-  Group& all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& = {});
+                const Stream& = {}, CallSite = CallSite::current());
+  Group& gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {},
+                CallSite = CallSite::current());
+  Group& scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {},
+                 CallSite = CallSite::current());
+  Group& all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& = {},
+                    CallSite = CallSite::current());
   Group& all_to_all_v(const ConstBuffer& in, const Counts& send_counts, const Counts& send_offsets,
                       const Buffer& out, const Counts& recv_counts, const Counts& recv_offsets,
-                      const Stream& = {});
-  Group& send(const ConstBuffer&, int to, const Stream& = {});
-  Group& recv(const Buffer&, int from, const Stream& = {});
+                      const Stream& = {}, CallSite = CallSite::current());
+  Group& send(const ConstBuffer&, int to, const Stream& = {}, CallSite = CallSite::current());
+  Group& recv(const Buffer&, int from, const Stream& = {}, CallSite = CallSite::current());
   /// Starts the calls. The Work ends when all of them have ended.
   Work launch();
 
@@ -258,7 +277,7 @@ class Group {
  private:
   friend class Communicator;
   explicit Group(Communicator&);
-  Group& add(const struct CollectiveCall&);
+  Group& add(struct CollectiveCall, const CallSite&);
   struct Caller caller() const;
   Communicator* communicator_;
   std::unique_ptr<class CallList> calls_;

@@ -87,6 +87,7 @@ ROOMS = {
     'tools/command_line': 'comm/core comm/os',
     'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint sharding/huggingface tools/command_line',
     'tools/report': 'comm/core sharding/io tools/command_line',
+    'tools/flight': 'comm/core sharding/io sharding/checkpoint/torch_files tools/command_line',
     'tools': 'comm tools/command_line',
     'tools/rzrun/hosts': 'comm/bootstrap comm/core comm/os tools/command_line',
     'tools/rzrun/accelerate': 'comm/core sharding/io tools/rzrun/hosts',

@@ -16,6 +16,7 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/core/long_wait.h"
+#include "comm/os/flight_recorder.h"
 #include "comm/os/process.h"
 #include "comm/os/wait_policy.h"
 
@@ -83,6 +84,7 @@ struct Communicator::State {
   std::weak_ptr<State> parent;               // that this one was split from
   std::vector<int> ranks;                    // there
   bool shares_failures = false;              // with it
+  std::vector<int> ranks_of_job;             // of a group that split() made
 };
 
 Communicator::Communicator(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -162,7 +164,10 @@ AlgorithmChoice Communicator::explain(Collective kind, std::size_t bytes, bool a
   return state_->backend->explain(kind, bytes, allocated, dtype, op);
 }
 Work Communicator::submit(std::span<const CollectiveCall> group) { return state_->backend->submit(group); }
-Work Communicator::submit_one(const CollectiveCall& operation) { return submit({&operation, 1}); }
+Work Communicator::submit_one(CollectiveCall operation, const CallSite& site) {
+  operation.origin = CallOrigin::of(site);
+  return submit({&operation, 1});
+}
 void Communicator::abort(const std::string& reason) noexcept { state_->present->get()->abort(reason); }
 
 // ---- generations
@@ -180,6 +185,7 @@ std::unique_ptr<Backend> Communicator::State::connect_again(const Inherited& fro
       });
   CommOptions waiting = options;
   waiting.rendezvous_timeout = std::max(options.rendezvous_timeout, options.timeout);
+  const flight::Members recorded(ranks_of_job);
   return make_backend(rank, size, watched, waiting, from);
 }
 
@@ -288,60 +294,69 @@ Allocator Communicator::allocator() {
 
 template <Collective kind>
 Work Communicator::start(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op,
-                         const Stream& stream) {
+                         const Stream& stream, const CallSite& site) {
   const Caller caller{rank(), size(), options().device};
-  const CollectiveCall call = is_plain(caller, traits(kind), in, out, root)
-                                  ? plain_call(caller, traits(kind), in, out, root, op)
-                                  : make_call(caller, kind, in, out, root, op, stream);
+  CollectiveCall call = is_plain(caller, traits(kind), in, out, root)
+                            ? plain_call(caller, traits(kind), in, out, root, op)
+                            : make_call(caller, kind, in, out, root, op, stream);
+  call.origin = CallOrigin::of(site);
   return state_->backend->submit({&call, 1});
 }
 
-Work Communicator::all_reduce(const Buffer& b, ReduceOp op, const Stream& stream) {
-  return start<Collective::all_reduce>(b, b, 0, op, stream);
+Work Communicator::all_reduce(const Buffer& b, ReduceOp op, const Stream& stream, CallSite site) {
+  return start<Collective::all_reduce>(b, b, 0, op, stream, site);
 }
-Work Communicator::all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream) {
-  return start<Collective::all_reduce>(in, out, 0, op, stream);
+Work Communicator::all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream,
+                              CallSite site) {
+  return start<Collective::all_reduce>(in, out, 0, op, stream, site);
 }
-Work Communicator::reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op,
-                                  const Stream& stream) {
-  return start<Collective::reduce_scatter>(in, out, 0, op, stream);
+Work Communicator::reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream,
+                                  CallSite site) {
+  return start<Collective::reduce_scatter>(in, out, 0, op, stream, site);
 }
-Work Communicator::all_gather(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
-  return start<Collective::all_gather>(in, out, 0, ReduceOp::sum, stream);
+Work Communicator::all_gather(const ConstBuffer& in, const Buffer& out, const Stream& stream, CallSite site) {
+  return start<Collective::all_gather>(in, out, 0, ReduceOp::sum, stream, site);
 }
-Work Communicator::broadcast(const Buffer& b, int root, const Stream& stream) {
-  return start<Collective::broadcast>(b, b, root, ReduceOp::sum, stream);
+Work Communicator::broadcast(const Buffer& b, int root, const Stream& stream, CallSite site) {
+  return start<Collective::broadcast>(b, b, root, ReduceOp::sum, stream, site);
 }
-Work Communicator::broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
-  return start<Collective::broadcast>(in, out, root, ReduceOp::sum, stream);
+Work Communicator::broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream,
+                             CallSite site) {
+  return start<Collective::broadcast>(in, out, root, ReduceOp::sum, stream, site);
 }
 Work Communicator::reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op,
-                          const Stream& stream) {
-  return start<Collective::reduce>(in, out, root, op, stream);
+                          const Stream& stream, CallSite site) {
+  return start<Collective::reduce>(in, out, root, op, stream, site);
 }
-Work Communicator::gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
-  return start<Collective::gather>(in, out, root, ReduceOp::sum, stream);
+Work Communicator::gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream,
+                          CallSite site) {
+  return start<Collective::gather>(in, out, root, ReduceOp::sum, stream, site);
 }
-Work Communicator::scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
-  return start<Collective::scatter>(in, out, root, ReduceOp::sum, stream);
+Work Communicator::scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream,
+                           CallSite site) {
+  return start<Collective::scatter>(in, out, root, ReduceOp::sum, stream, site);
 }
-Work Communicator::all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
-  return start<Collective::all_to_all>(in, out, 0, ReduceOp::sum, stream);
+Work Communicator::all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& stream, CallSite site) {
+  return start<Collective::all_to_all>(in, out, 0, ReduceOp::sum, stream, site);
 }
 
 Work Communicator::all_to_all_v(const ConstBuffer& in, const Counts& send_counts, const Counts& send_offsets,
                                 const Buffer& out, const Counts& recv_counts, const Counts& recv_offsets,
-                                const Stream& stream) {
-  return submit(make_all_to_all_v({rank(), size(), options().device}, in, send_counts, send_offsets, out,
-                                  recv_counts, recv_offsets, stream));
+                                const Stream& stream, CallSite site) {
+  CallList calls = make_all_to_all_v({rank(), size(), options().device}, in, send_counts, send_offsets, out,
+                                     recv_counts, recv_offsets, stream);
+  calls[0].origin = CallOrigin::of(site);
+  return submit(calls);
 }
-Work Communicator::send(const ConstBuffer& buffer, int to, const Stream& stream) {
-  return submit_one(make_send({rank(), size(), options().device}, buffer, to, stream));
+Work Communicator::send(const ConstBuffer& buffer, int to, const Stream& stream, CallSite site) {
+  return submit_one(make_send({rank(), size(), options().device}, buffer, to, stream), site);
 }
-Work Communicator::recv(const Buffer& buffer, int from, const Stream& stream) {
-  return submit_one(make_recv({rank(), size(), options().device}, buffer, from, stream));
+Work Communicator::recv(const Buffer& buffer, int from, const Stream& stream, CallSite site) {
+  return submit_one(make_recv({rank(), size(), options().device}, buffer, from, stream), site);
 }
-Work Communicator::barrier() { return submit_one(CollectiveCall{.kind = Collective::barrier}); }
+Work Communicator::barrier(CallSite site) {
+  return submit_one(CollectiveCall{.kind = Collective::barrier}, site);
+}
 
 namespace {
 
@@ -356,13 +371,15 @@ std::string new_group_of(const std::vector<int>& members) {
 }  // namespace
 
 std::optional<Communicator> Communicator::split(std::optional<int> color, int key,
-                                                std::optional<ReductionOrder> order, bool shares_failures) {
+                                                std::optional<ReductionOrder> order, bool shares_failures,
+                                                CallSite site) {
   struct Choice {
     std::int64_t has_color, color, key;
   };
   const Choice mine{color.has_value(), color.value_or(0), key};
   std::vector<Choice> all(static_cast<std::size_t>(size()));
-  all_gather(ConstBuffer(&mine.has_color, 3), Buffer(&all.data()->has_color, 3 * all.size())).wait();
+  all_gather(ConstBuffer(&mine.has_color, 3), Buffer(&all.data()->has_color, 3 * all.size()), {}, site)
+      .wait();
   const int number = state_->splits++;
   if (!color) return std::nullopt;
   std::vector<int> members;
@@ -381,6 +398,10 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
   options.reduction_order = order.value_or(options.reduction_order);
   if (!options.name.empty()) options.name += concat("/split ", number);
   const bool same_order = new_size <= 3 || options.reduction_order == state_->options.reduction_order;
+  std::vector<int> of_job = members;
+  if (const auto& known = state_->ranks_of_job; !known.empty())
+    for (int& m : of_job) m = known[static_cast<std::size_t>(m)];
+  const flight::Members recorded(of_job);
   std::optional<Communicator> made;
   if (auto backend = same_order ? state_->backend->split(members, number) : nullptr)
     made = Communicator(
@@ -402,6 +423,7 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
   made->state_->parent = state_;
   made->state_->ranks = members;
   made->state_->shares_failures = shares_failures;
+  made->state_->ranks_of_job = std::move(of_job);
   return made;
 }
 

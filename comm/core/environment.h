@@ -126,6 +126,9 @@ struct Environment {
   /// RZ_CRASH_STACK: 1 (default): a program of run_entrypoint() that crashes under rzrun records its stack;
   /// 0: it leaves signals alone.
   bool crash_stack = true;
+  /// RZ_FLIGHT: folder in which each rank writes its last calls, as PyTorch's flight recorder does, when a
+  /// communicator fails, and at SIGUSR1 in programs of run_entrypoint() (comm/flight_dump.h). Default: none.
+  std::string flight;
   /// RZ_RENDEZVOUS_TIMEOUT_S: deadline of the rendezvous in seconds; default 30.
   double rendezvous_timeout_s = 30;
   /// RZ_HOST_ID: identifier of the node. Default: the kernel's boot id and the host name. Tests set it to

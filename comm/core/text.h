@@ -52,6 +52,10 @@ std::vector<std::string_view> words_of(std::string_view);
 /// The parts of a text between separators; they may be empty, and there is at least one.
 std::vector<std::string> parts_of(std::string_view text, char separator);
 
+/// Length in bytes of the UTF-8 character at the front; 0 if it is invalid. Overlong forms and surrogates are
+/// invalid.
+std::size_t utf8_length(std::string_view);
+
 /// With this number of decimals, rounded to nearest: fixed(0.128, 2) is "0.13".
 std::string fixed(double value, int decimals);
 

@@ -13,28 +13,11 @@ namespace rz {
 
 namespace {
 
-/// Length of the character in UTF-8 at the front; 0 if it is none.
-std::size_t character_bytes(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const unsigned first = byte(0), second = byte(1);
-  const std::size_t n = first < 0x80   ? 1
-                        : first < 0xc2 ? 0
-                        : first < 0xe0 ? 2
-                        : first < 0xf0 ? 3
-                        : first < 0xf5 ? 4
-                                       : 0;
-  for (std::size_t i = 1; i < n; ++i)
-    if (byte(i) >> 6 != 2) return 0;
-  const bool overlong = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
-  const bool none = (first == 0xed && second > 0x9f) || (first == 0xf4 && second > 0x8f);
-  return overlong || none ? 0 : n;
-}
-
 /// The text as a string of JSON. Bytes that are no characters are replaced.
 std::string quoted(std::string_view text) {
   std::string out = "\"";
   while (!text.empty()) {
-    const std::size_t n = character_bytes(text);
+    const std::size_t n = utf8_length(text);
     const auto c = static_cast<unsigned char>(text[0]);
     if (n == 0)
       out += "\\ufffd";

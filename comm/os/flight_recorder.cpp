@@ -13,9 +13,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 
 #include "comm/core/environment.h"
-#include "comm/core/lazy.h"
 #include "comm/core/text.h"
 #include "comm/os/process.h"
 
@@ -45,57 +45,102 @@ int descriptor() noexcept try {
   return -1;
 }
 
-/// The file of this process, mapped until its end. A child of fork() leaves it to its parent.
+/// The file of a process, mapped until its end. That of the launcher belongs to the process that has mapped
+/// it, not to children of fork(), which have one in memory of their own.
 struct Mapping {
-  File* file = nullptr;
-  std::uint64_t generation = 0;
+  std::atomic<File*> file{nullptr};
+  std::atomic<bool> is_of_launcher{false};
+  std::atomic<std::uint64_t> generation{0};  // fork_generation() + 1 of the process; 0: not mapped
 };
+constinit Mapping mapping;
+constinit ProcessMutex mapping_mutex;
 
-Mapping map_file() {
+File* map_file_of_launcher() {
   const int fd = descriptor();
-  if (fd < 0) return {};
+  if (fd < 0) return nullptr;
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   void* const at = ::mmap(nullptr, sizeof(File), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (at == MAP_FAILED) return {};
+  if (at == MAP_FAILED) return nullptr;
   auto* const file = static_cast<File*>(at);
   const bool ours = std::memcmp(file->magic, magic, sizeof file->magic) == 0 && file->version == version &&
                     file->rows == row_count;
-  return {ours ? file : nullptr, fork_generation()};
+  return ours ? file : nullptr;
 }
 
-constinit Lazy<Mapping> mapping;
-
-File* file_of_process() noexcept try {
-  const Mapping& m = mapping.get(map_file);
-  return m.file && m.generation == fork_generation() ? m.file : nullptr;
-} catch (...) {
-  return nullptr;
+/// Pages that nothing is written to take no memory.
+File* map_own_file() {
+  void* const at = ::mmap(nullptr, sizeof(File), PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) return nullptr;
+  auto* const file = static_cast<File*>(at);
+  std::memcpy(file->magic, magic, sizeof file->magic);
+  file->version = version;
+  file->rows = row_count;
+  return file;
 }
 
-Row* take_row(std::string_view name, int rank, int size, Recorder::Ends ends) noexcept {
-  File* const file = file_of_process();
-  if (!file) return nullptr;
+File* mapped_file() noexcept {
+  const std::uint64_t now = fork_generation() + 1;
+  if (mapping.generation.load(std::memory_order_acquire) == now) return mapping.file.load(relaxed);
+  const std::lock_guard lock(mapping_mutex);
+  const std::uint64_t before = mapping.generation.load(relaxed);
+  if (before == now) return mapping.file.load(relaxed);
+  File* const of_launcher = before == 0 ? map_file_of_launcher() : nullptr;
+  mapping.is_of_launcher.store(of_launcher != nullptr, relaxed);
+  mapping.file.store(of_launcher ? of_launcher : map_own_file(), relaxed);
+  mapping.generation.store(now, std::memory_order_release);
+  return mapping.file.load(relaxed);
+}
+
+/// The rank of the job that this thread is: that of the first group which it has connected.
+struct ThreadRank {
+  std::uint64_t generation = 0;  // fork_generation() + 1
+  int rank = 0;
+};
+constinit thread_local ThreadRank thread_rank;
+constinit thread_local const std::vector<int>* members_of_thread = nullptr;
+
+int owner_of(int rank) {
+  const std::uint64_t now = fork_generation() + 1;
+  if (thread_rank.generation != now) thread_rank = {now, rank};
+  return thread_rank.rank;
+}
+
+void set_members(Row& row) {
+  const std::vector<int>* const members = members_of_thread;
+  const auto size = static_cast<std::size_t>(row.size), rank = static_cast<std::size_t>(row.rank);
+  const bool given = members && members->size() == size;
+  row.owner = given ? (*members)[rank] : owner_of(row.rank);
+  row.members = !given ? 0 : size > max_members ? -1 : row.size;
+  if (row.members > 0) std::ranges::copy(*members, row.member);
+}
+
+Row* take_row(File& file, std::string_view name, int rank, int size, Recorder::Ends ends) noexcept {
   // A plugin that has a copy of this code takes rows, too.
-  const auto row = std::find_if(std::begin(file->row), std::end(file->row), [](Row& r) {
+  const auto row = std::find_if(std::begin(file.row), std::end(file.row), [](Row& r) {
     std::uint32_t free = 0;
     return r.used.compare_exchange_strong(free, taken);
   });
-  if (row == std::end(file->row)) return nullptr;
-  for (Call* call : {&row->collective, &row->message}) {
-    call->what.store(0, relaxed);
-    call->ended.store(0, relaxed);
+  if (row == std::end(file.row)) return nullptr;
+  for (Calls* calls : {&row->collective, &row->message}) {
+    calls->begun.store(0, relaxed);
+    calls->ended.store(0, relaxed);
   }
   row->rank = rank;
   row->size = size;
   row->in_streams = ends == Recorder::Ends::in_streams;
+  row->made = file.made.fetch_add(1, relaxed) + 1;
+  set_members(*row);
   const std::size_t length = std::min(name.size(), max_name);
   std::memcpy(row->name, name.data(), length);
   row->name[length] = '\0';
-  row->used.store(1, relaxed);
+  row->used.store(1, std::memory_order_release);
   return &*row;
 }
 
 }  // namespace
+
+const File* file_of_process() noexcept { return mapped_file(); }
 
 UniqueFd make_file() noexcept {
   UniqueFd fd(::memfd_create("ringzero-flight", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -110,17 +155,59 @@ UniqueFd make_file() noexcept {
   return fd;
 }
 
-Recorder::Recorder(std::string_view name, int rank, int size, Ends ends)
-    : row_(take_row(name, rank, size, ends)) {
-  if (!row_) row_ = &own_;
+Members::Members(std::vector<int> ranks_of_job) noexcept
+    : ranks_(std::move(ranks_of_job)), before_(members_of_thread) {
+  members_of_thread = &ranks_;
+}
+Members::~Members() { members_of_thread = before_; }
+
+Recorder::Recorder(std::string_view name, int rank, int size, Ends ends) {
+  File* const file = mapped_file();
+  row_ = file ? take_row(*file, name, rank, size, ends) : nullptr;
+  if (row_)
+    sites_ = file->site;
+  else
+    row_ = (own_ = std::make_unique<Row>()).get();
 }
 
+/// A row that fork() has copied belongs to the parent.
 Recorder::~Recorder() {
-  if (row_ != &own_ && file_of_process()) row_->used.store(0, relaxed);
+  const File* const file = mapped_file();
+  if (!own_ && file && file->site == sites_) row_->used.store(0, relaxed);
+}
+
+std::optional<std::pair<std::uint32_t, std::uint8_t>> Recorder::last_collective() const noexcept {
+  const std::uint32_t begun = row_->collective.begun.load(relaxed);
+  if (begun == 0) return std::nullopt;
+  const std::uint64_t what = row_->collective.call[(begun - 1) % max_calls].what.load(relaxed);
+  return std::pair(static_cast<std::uint32_t>(what), static_cast<std::uint8_t>(what >> 32 & 15));
+}
+
+/// Looks at a few slots: if they are taken, this site is not recorded. First come, first served.
+std::uint16_t Recorder::find_site(const CallSite& site) noexcept {
+  if (!sites_ || site.line() == 0) return 0;
+  const std::uint64_t key = reinterpret_cast<std::uintptr_t>(site.file_name()) << 17 ^ site.line();
+  static_assert(max_sites == 1 << 10);
+  std::uint64_t slot = key * 0x9e3779b97f4a7c15u >> 54;
+  for (int tries = 0; tries < 8; ++tries, slot = (slot + 1) % max_sites) {
+    Site& s = sites_[slot];
+    std::uint64_t found = s.key.load(std::memory_order_acquire);
+    if (found == 0 && s.key.compare_exchange_strong(found, 1)) {
+      const std::string_view path = site.file_name(), function = site.function_name();
+      const std::size_t length = std::min(path.size(), max_site_file);
+      std::memcpy(s.file, path.data() + path.size() - length, length);
+      std::memcpy(s.function, function.data(), std::min(function.size(), max_function));
+      s.line.store(site.line(), relaxed);
+      s.key.store(key, std::memory_order_release);
+      found = key;
+    }
+    if (found == key) return static_cast<std::uint16_t>(slot + 1);
+  }
+  return 0;
 }
 
 Phase::Phase(std::string_view text) noexcept {
-  File* const file = file_of_process();
+  File* const file = mapped_file();
   if (!file) return;
   std::uint64_t words[phase_words] = {};
   std::memcpy(words, text.data(), std::min(text.size(), max_phase));
@@ -131,12 +218,12 @@ Phase::Phase(std::string_view text) noexcept {
 }
 
 Phase::~Phase() {
-  if (File* const file = file_of_process())
+  if (File* const file = mapped_file())
     for (std::size_t i = 0; i < phase_words; ++i) file->phase[i].store(before_[i], relaxed);
 }
 
 void set_update(std::uint64_t update) noexcept {
-  if (File* const file = file_of_process()) file->update.store(update, relaxed);
+  if (File* const file = mapped_file()) file->update.store(update, relaxed);
 }
 
 // ---- crashes
@@ -252,8 +339,8 @@ void use_alternative_stack() noexcept {
 }  // namespace
 
 void record_crashes() {
-  File* const file = file_of_process();
-  if (!file || !environment().crash_stack) return;
+  File* const file = mapped_file();
+  if (!file || !mapping.is_of_launcher.load(relaxed) || !environment().crash_stack) return;
   void* frame = nullptr;
   ::backtrace(&frame, 1);  // loads the unwinder now, since that allocates
   const auto n = ::readlink("/proc/self/exe", program_path, sizeof program_path - 1);

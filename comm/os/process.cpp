@@ -10,10 +10,12 @@
 
 namespace rz {
 
+// Usable before and after all dynamic initialization.
+constinit std::atomic<std::uint64_t> process_detail::generation{0};
+
 namespace {
 
-// Usable before and after all dynamic initialization.
-constinit std::atomic<std::uint64_t> generation{0}, count{0};
+constinit std::atomic<std::uint64_t> count{0};
 constinit std::mutex forking;
 
 /// Counts fork() calls, from the start of the program or the dlopen() of the library on.
@@ -24,7 +26,7 @@ constinit std::mutex forking;
     },
     [] { forking.unlock(); },
     [] {
-      generation.fetch_add(1, std::memory_order_relaxed);
+      process_detail::generation.fetch_add(1, std::memory_order_relaxed);
       forking.unlock();
     });
 
@@ -36,7 +38,6 @@ std::atomic<LeakedObject*> leaked_objects{nullptr};
 
 }  // namespace
 
-std::uint64_t fork_generation() noexcept { return generation.load(std::memory_order_relaxed); }
 std::uint64_t fork_count() noexcept { return count.load(std::memory_order_relaxed); }
 
 void unless_forked_since(std::uint64_t since, const std::function<void()>& f) {

@@ -12,9 +12,15 @@
 
 namespace rz {
 
+namespace process_detail {
+extern constinit std::atomic<std::uint64_t> generation;
+}
+
 /// Number of fork() calls between the original process and this one. A clone() that bypasses pthread_atfork()
 /// handlers is not counted.
-std::uint64_t fork_generation() noexcept;
+inline std::uint64_t fork_generation() noexcept {
+  return process_detail::generation.load(std::memory_order_relaxed);
+}
 
 /// Member of an object that records the process which created it.
 class Creator {

@@ -79,7 +79,8 @@ const CollectiveCall& Coalescer::begin(std::vector<const CollectiveCall*> calls,
                  .in = {memory, count, first.in.dtype},
                  .out = {memory, count, first.in.dtype},
                  .op = first.op,
-                 .root = static_cast<int>(shape >> 1)};
+                 .root = static_cast<int>(shape >> 1),
+                 .origin = first.origin};
   return fused_call_;
 }
 

@@ -5,6 +5,7 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/flight_dump.h"
 
 namespace rz {
 
@@ -25,6 +26,14 @@ std::size_t bytes_of(std::span<const CollectiveCall> group) {
 ProgressOptions with_bounded_timeout(ProgressOptions options) {
   options.timeout = bounded(options.timeout);
   return options;
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
 }
 
 std::exception_ptr destroyed_error(int rank) {
@@ -269,6 +278,7 @@ void ProgressEngine::fail(const std::exception_ptr& error) noexcept {
     destroyed = ending_.stopping && !ending_.failure;
   }
   const std::exception_ptr shown = reported ? error : target_->fail(error, destroyed);
+  if (!reported && !destroyed) flight::dump_failure(message_of(shown));
   const std::lock_guard lock(mutex_);
   ending_.fail(shown);
   const auto end = [this](const std::shared_ptr<Request>& request) {

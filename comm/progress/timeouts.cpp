@@ -58,8 +58,9 @@ void Timeouts::fail(const Request& request, const WaitState& wait) {
   const WaitForGraph& graph = transport_.wait_graph();
   const int found = graph.culprit(wait.suspect, wait.waiting_on);
   const int culprit = found < 0 ? wait.suspect : found;
-  const std::string what = concat(name(request.operations[0].kind), " did not end within ", seconds,
-                                  " s on rank ", rank_, ": it waits for ", wait.text),
+  const std::string what = concat(name(request.operations[0].kind), at(request.operations[0].origin.site),
+                                  " did not end within ", seconds, " s on rank ", rank_, ": it waits for ",
+                                  wait.text),
                     advice = "; a rank may be stuck, or slower than the timeout allows";
   const Failure failure{
       culprit, Errc::timeout,

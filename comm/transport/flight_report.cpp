@@ -11,6 +11,7 @@
 
 #include "comm/core/long_wait.h"
 #include "comm/core/text.h"
+#include "comm/flight_entry.h"
 #include "comm/os/flight_recorder.h"
 #include "comm/transport/call_signature.h"
 
@@ -18,7 +19,7 @@ namespace rz::flight {
 
 namespace {
 
-constexpr std::size_t max_calls = 3, max_frames_read = 64;
+constexpr std::size_t max_shown = 3, max_frames_read = 64;
 
 std::uint64_t value_of(const std::atomic<std::uint64_t>& n) { return n.load(std::memory_order_relaxed); }
 
@@ -30,33 +31,36 @@ std::string printable(std::string_view text) {
 }
 
 struct Recorded {
-  std::string text;
+  std::string text, at;
   std::uint32_t number = 0;
   bool running = false;
 };
 
-/// The call as error messages have it; nothing if there was none, or if the numbers are none of a call.
-std::optional<Recorded> recorded_call(const Call& call, const Row& row, bool of_message) {
-  const std::uint64_t what = value_of(call.what);
-  const auto kind = static_cast<std::uint8_t>(what >> 32), dtype = static_cast<std::uint8_t>(what >> 40),
-             op = static_cast<std::uint8_t>(what >> 48);
-  if (what >> 56 != 1 || kind >= collective_count || dtype >= dtype_count || op > ReduceOp::premul_sum)
-    return {};
-  CollectiveCall c;
-  c.kind = static_cast<Collective>(kind);
-  c.in.count = value_of(call.in_count);
-  c.out.count = value_of(call.out_count);
-  c.in.dtype = c.out.dtype = static_cast<DType>(dtype);
-  c.op = ReduceOp(static_cast<ReduceOp::Kind>(op));
-  c.root = call.root.load(std::memory_order_relaxed);
-  const auto number = static_cast<std::uint32_t>(what);
-  const bool running = call.ended.load(std::memory_order_relaxed) != number + 1;
+/// " at train.cpp:88"; empty without a site.
+std::string site_text(const File& file, std::size_t site) {
+  if (site == 0 || site > max_sites) return {};
+  const Site& s = file.site[site - 1];
+  const std::string path = printable(std::string_view(s.file, sizeof s.file));
+  const std::uint32_t line = s.line.load(std::memory_order_relaxed);
+  return path.empty() ? "" : concat(" at ", path.substr(path.rfind('/') + 1), ":", line);
+}
+
+/// The last call as error messages have it; nothing if there was none, or if the numbers are none of a call.
+std::optional<Recorded> recorded_call(const File& file, const Row& row, bool of_message) {
+  const Calls& calls = of_message ? row.message : row.collective;
+  const std::uint32_t begun = calls.begun.load(std::memory_order_relaxed);
+  const std::optional<CallEntry> call = begun ? entry_of(calls.call[(begun - 1) % max_calls]) : std::nullopt;
+  if (!call) return {};
+  const CollectiveCall& c = call->call;
+  const std::string at = site_text(file, call->site);
+  const bool running = calls.ended.load(std::memory_order_relaxed) != call->number + 1;
   if (!of_message)
-    return Recorded{describe(make_signature(c, std::max(row.size, 1), number)), number, running};
+    return Recorded{describe(make_signature(c, std::max(row.size, 1), call->number)), at, call->number,
+                    running};
   const bool sends = c.kind == Collective::send;
   return Recorded{concat(name(c.kind), sends ? " to " : " from ", c.root, " (",
                          sends ? c.in.count : c.out.count, " ", name(c.in.dtype), ")"),
-                  number, running};
+                  at, call->number, running};
 }
 
 std::string owner_of(const Row& row) {
@@ -65,9 +69,9 @@ std::string owner_of(const Row& row) {
 }
 
 void append_list(std::string& text, const char* begin, const std::vector<std::string>& calls) {
-  for (std::size_t i = 0; i < std::min(calls.size(), max_calls); ++i)
+  for (std::size_t i = 0; i < std::min(calls.size(), max_shown); ++i)
     text += (i ? " and " : text.empty() ? begin : concat(", ", begin)) + calls[i];
-  if (calls.size() > max_calls) text += concat(" and ", calls.size() - max_calls, " more");
+  if (calls.size() > max_shown) text += concat(" and ", calls.size() - max_shown, " more");
 }
 
 /// The calls that run; if none does, the last one of each communicator; and what was last issued to devices.
@@ -76,11 +80,11 @@ std::string calls_of(const File& file) {
   for (const Row& row : file.row) {
     if (row.used.load(std::memory_order_relaxed) != 1) continue;
     for (const bool of_message : {false, true})
-      if (const auto call = recorded_call(of_message ? row.message : row.collective, row, of_message))
+      if (const auto call = recorded_call(file, row, of_message))
         (row.in_streams  ? issued
          : call->running ? running
                          : ended)
-            .push_back(call->text + " of " + owner_of(row));
+            .push_back(concat(call->text, " of ", owner_of(row), call->at));
   }
   std::string text;
   append_list(text, "in ", running);
@@ -93,11 +97,12 @@ std::vector<Position> positions_of(const File& file) {
   std::vector<Position> living, ended;
   for (const Row& row : file.row) {
     const std::uint32_t used = row.used.load(std::memory_order_relaxed);
-    const auto call = recorded_call(row.collective, row, false);
+    const auto call = recorded_call(file, row, false);
     if (!call || row.in_streams || used > 1) continue;
     const std::string owner = owner_of(row);
     (used ? living : ended)
-        .push_back({owner, row.size, call->number, concat(call->text, " of ", owner), call->running});
+        .push_back(
+            {owner, row.size, call->number, concat(call->text, " of ", owner, call->at), call->running});
   }
   return living.empty() ? ended : living;
 }
@@ -129,28 +134,36 @@ std::vector<Frame> stack_of(const File& file) {
   return frames;
 }
 
+std::unique_ptr<File> file_of(std::span<const std::byte> bytes) {
+  if (bytes.size() != sizeof(File)) return nullptr;
+  auto file = std::make_unique<File>();
+  std::memcpy(static_cast<void*>(file.get()), bytes.data(), sizeof(File));
+  const bool sound = std::memcmp(file->magic, "rzflight", sizeof file->magic) == 0 &&
+                     file->version == version && file->rows == row_count;
+  return sound ? std::move(file) : nullptr;
+}
+
 }  // namespace
 
-Report read_report(std::span<const std::byte> bytes) {
-  if (bytes.size() != sizeof(File)) return {};
-  const auto copy = std::make_unique<File>();
-  std::memcpy(static_cast<void*>(copy.get()), bytes.data(), sizeof(File));
-  if (std::memcmp(copy->magic, "rzflight", sizeof copy->magic) != 0 || copy->version != version ||
-      copy->rows != row_count)
-    return {};
-  Report report{.activity = activity_of(*copy), .positions = positions_of(*copy)};
-  if (const int signal = copy->signal.load(std::memory_order_relaxed); signal > 0) {
+std::unique_ptr<File> read_file(int fd) {
+  std::vector<std::byte> bytes(sizeof(File));
+  if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) return nullptr;
+  return file_of(bytes);
+}
+
+Report read_report(const File& file) {
+  Report report{.activity = activity_of(file), .positions = positions_of(file)};
+  if (const int signal = file.signal.load(std::memory_order_relaxed); signal > 0) {
     report.signal = signal;
-    report.address = value_of(copy->address);
-    report.stack = stack_of(*copy);
+    report.address = value_of(file.address);
+    report.stack = stack_of(file);
   }
   return report;
 }
 
-Report read_report(int fd) {
-  std::vector<std::byte> bytes(sizeof(File));
-  if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) return {};
-  return read_report(bytes);
+Report read_report(std::span<const std::byte> bytes) {
+  const auto file = file_of(bytes);
+  return file ? read_report(*file) : Report();
 }
 
 }  // namespace rz::flight

@@ -181,7 +181,8 @@ JoinOptions join_options(const JoinConfig& config) {
 
 }  // namespace
 
-Engine initialize(World& world, Module& module, EngineOptions options) {
+Engine initialize(World& world, Module& module, EngineOptions options, CallSite site) {
+  const OuterSite outer(site);
   DsConfig config = read_configuration(world, module, options);
   warn_of_no_blocks(module, config);
   const bool had_lora = lora_options(module) != nullptr;
@@ -406,9 +407,13 @@ const std::shared_ptr<LoaderPositions>& Engine::loader_positions() const { retur
 
 // ---- training
 
-void Engine::backward(const nn::Loss& loss) { state_->loop().backward(loss); }
+void Engine::backward(const nn::Loss& loss, CallSite site) {
+  const OuterSite outer(site);
+  state_->loop().backward(loss);
+}
 
-bool Engine::step() {
+bool Engine::step(CallSite site) {
+  const OuterSite outer(site);
   const bool updated = state_->loop().step();
   if (updated) state_->checkpointer->end_update();
   return updated;
@@ -459,7 +464,8 @@ void Engine::set_gradient_accumulation_boundary(std::optional<bool> boundary) {
 }
 
 /// What the device still computes may be the end of an update that the other ranks have made.
-void Engine::cancel_update() {
+void Engine::cancel_update(CallSite site) {
+  const OuterSite outer(site);
   State& s = *state_;
   s.loop();  // there is an optimizer
   try {
@@ -476,7 +482,8 @@ Module& Engine::begin_evaluation() {
   return state_->module;
 }
 
-bool Engine::should_stop() {
+bool Engine::should_stop(CallSite site) {
+  const OuterSite outer(site);
   const std::int64_t end = state_->max_steps;
   const bool ended = end >= 0 && global_steps() >= end;
   return checkpoints().should_stop() || ended;
@@ -484,7 +491,8 @@ bool Engine::should_stop() {
 
 void Engine::end_epoch() { state_->loop().training().end_epoch(); }
 
-void Engine::lr_scheduler_step(double metric) {
+void Engine::lr_scheduler_step(double metric, CallSite site) {
+  const OuterSite outer(site);
   State& s = *state_;
   s.loop().require_between_updates("lr_scheduler_step()");
   std::vector<double> all(static_cast<std::size_t>(s.data->size()));
@@ -532,7 +540,8 @@ Engine::Join::Join(Engine& engine)
 
 Engine::Join::~Join() = default;
 
-bool Engine::Join::next(bool has_data) {
+bool Engine::Join::next(bool has_data, CallSite site) {
+  const OuterSite outer(site);
   State& s = *state_;
   s.active = has_data;
   if (!s.enabled) return has_data;
@@ -561,7 +570,8 @@ Loader Engine::loader(std::shared_ptr<const IterableDataset> source, const Engin
   return Loader(std::move(source), std::move(sampler), state_->stream, std::move(options));
 }
 
-Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
+Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows, CallSite site) {
+  const OuterSite outer(site);
   State& s = *state_;
   const Tensor all = s.world.gather(rows, s.stream);
   std::vector<std::int64_t> padding(static_cast<std::size_t>(s.world.size()));
@@ -600,13 +610,18 @@ void Engine::abort(const std::string& reason) noexcept {
 
 // ---- checkpoints and files
 
-void Engine::save_checkpoint(const std::string& dir, const SaveCheckpointOptions& o) {
+void Engine::save_checkpoint(const std::string& dir, const SaveCheckpointOptions& o, CallSite site) {
+  const OuterSite outer(site);
   state_->checkpointer->save(dir, o);
 }
 
-void Engine::wait_for_checkpoint() { state_->checkpointer->wait(); }
+void Engine::wait_for_checkpoint(CallSite site) {
+  const OuterSite outer(site);
+  state_->checkpointer->wait();
+}
 
-void Engine::save_model(const std::string& path) {
+void Engine::save_model(const std::string& path, CallSite site) {
+  const OuterSite outer(site);
   State& s = *state_;
   save_weights(path, s.module, *s.strategy, s.world.rank(), s.stream);
 }
@@ -625,7 +640,8 @@ PretrainedWeights Engine::load_model(Module& part, const std::string& path, cons
   return weights;
 }
 
-void Engine::save_adapter(const std::string& folder) {
+void Engine::save_adapter(const std::string& folder, CallSite site) {
+  const OuterSite outer(site);
   State& s = *state_;
   rz::save_adapter(folder, s.module, *s.strategy, s.world.rank(), s.stream);
 }
@@ -636,7 +652,8 @@ PretrainedWeights Engine::load_adapter(const std::string& folder, const LoadOpti
 }
 
 std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& dir,
-                                                        const LoadCheckpointOptions& o) {
+                                                        const LoadCheckpointOptions& o, CallSite site) {
+  const OuterSite outer(site);
   State& s = *state_;
   auto loaded = s.checkpointer->load(dir, o);
   if (!loaded) return loaded;
@@ -661,11 +678,17 @@ std::string Engine::breakdown() { return state_->loop().reports().breakdown(); }
 
 std::string Engine::log_summary() const { return state_->comms ? state_->comms->log_summary() : ""; }
 
-double Engine::loss() { return state_->loop().reports().loss(state_->stream); }
+double Engine::loss(CallSite site) {
+  const OuterSite outer(site);
+  return state_->loop().reports().loss(state_->stream);
+}
 
 std::int64_t Engine::global_steps() { return state_->loop().reports().steps(); }
 
-double Engine::mean(std::span<const Mean> losses) { return exact_mean(losses, *state_->data); }
+double Engine::mean(std::span<const Mean> losses, CallSite site) {
+  const OuterSite outer(site);
+  return exact_mean(losses, *state_->data);
+}
 
 Mean Engine::item(const nn::Loss& loss) const {
   const State& s = *state_;

@@ -30,6 +30,9 @@
 /// the next update: the others get Errc::cancelled, with the rank that failed as culprit(), in the call in
 /// which they wait. A lost rank (Errc::peer_lost) ends training.
 ///
+/// The last parameter of functions that communicate is the line that calls them (comm/core/call_site.h);
+/// leave it out.
+///
 /// This header includes what most training programs use: layers, datasets, World and spawn().
 
 #include <chrono>
@@ -51,6 +54,7 @@
 #include "../../autograd_lite/nn/module.h"
 #include "../../autograd_lite/ops.h"
 #include "../../autograd_lite/tape.h"
+#include "../../comm/core/call_site.h"
 #include "../config/ds_config.h"
 #include "../data/dataset.h"
 #include "../data/iterable_dataset.h"
@@ -85,7 +89,7 @@ class Engine {
   /// without an optimizer, for a tensor that is no scalar, and for a loss with terms after a scalar of the
   /// same micro-batch, which has entered with weight 1: propagate that with terms first, or their sum.
   /// Errc::unsynchronised after a backward() that failed, until cancel_update().
-  void backward(const nn::Loss&);
+  void backward(const nn::Loss&, CallSite = CallSite::current());
   /// Call after the backward() of each micro-batch. In the last one of an update it updates the parameters
   /// and returns true. Errc::unsynchronised inside NoSync, and after a backward() that failed. Errc::mismatch
   /// on every rank, and the update
@@ -94,7 +98,7 @@ class Engine {
   /// updates, or if ringzero.max_skipped_updates were skipped in a row: the parameters are as before the
   /// update, and the culprit is the rank whose loss is not finite, if it is one. An update for which no rank
   /// has counted a term is skipped.
-  bool step();
+  bool step(CallSite = CallSite::current());
   /// One update: takes each micro-batch from `batches.next()` right before forward(tape, batch), which
   /// returns its loss, an nn::Loss or any scalar as a Var, and does what backward() and step() do. On a
   /// device, once updates are identical, they run as a CUDA graph: `forward` is then not called, so it must
@@ -104,7 +108,7 @@ class Engine {
   /// allocation stops the run between two micro-batches, the update is dropped as if it had not begun:
   /// should_stop() then is true. That needs a loop that calls should_stop(), and no graph.
   template <class Batches, class Forward>
-  const StepReport& train_batch(Batches& batches, const Forward& forward);
+  const StepReport& train_batch(Batches& batches, const Forward& forward, CallSite = CallSite::current());
   /// True in the last micro-batch of an update.
   bool is_gradient_accumulation_boundary();
   /// Decides in place of the count of micro-batches; nullopt: the count decides again.
@@ -114,7 +118,7 @@ class Engine {
   /// of loader() continue behind the last batch that any rank has taken, or failed to read. World::renew() of
   /// world(), whose errors it has, and Strategy::drop_update(), which ends training after an error in the
   /// midst of step(). Collective.
-  void cancel_update();
+  void cancel_update(CallSite = CallSite::current());
   /// While one lives, no gradients are reduced, and step() and train_batch() are errors.
   using NoSync = rz::NoSync;
   /// Ranks with different numbers of batches.
@@ -137,7 +141,7 @@ class Engine {
   /// of an epoch once, if the loader does not drop any. Rows have one shape on all ranks: ragged fields are
   /// padded to Collation::Padding::max_length. Collective. Errors are thrown on every rank, and name one:
   /// Errc::mismatch if shapes differ, Errc::invalid_argument if the batch has another number of rows.
-  Tensor gather_for_metrics(const Batch&, const Tensor& rows);
+  Tensor gather_for_metrics(const Batch&, const Tensor& rows, CallSite = CallSite::current());
 
   // ---- evaluation
   /// Returns body(tape) with the model in evaluation mode and nothing recorded, then discards the tape. Not
@@ -154,20 +158,22 @@ class Engine {
   /// they differ; nothing is then written. Errc::io names what cannot be written. Errc::diverged names a
   /// parameter or a state of the optimizer that is not finite: nothing is saved, and what was saved before
   /// stays. Errors of an asynchronous save are thrown by a later step(), on every rank.
-  void save_checkpoint(const std::string& dir, const SaveCheckpointOptions& = {});
+  void save_checkpoint(const std::string& dir, const SaveCheckpointOptions& = {},
+                       CallSite = CallSite::current());
   /// Restores it in any strategy, precision and number of ranks. With the same number of ranks and
   /// micro-batches the run goes on with the same bits. nullopt if DIR has no checkpoint. Collective. What
   /// does not fit is Errc::config or Errc::io in one line, and nothing is loaded; neither is a checkpoint of
   /// DeepSpeed, whose weights load_model() reads.
-  std::optional<LoadedCheckpoint> load_checkpoint(const std::string& dir, const LoadCheckpointOptions& = {});
+  std::optional<LoadedCheckpoint> load_checkpoint(const std::string& dir, const LoadCheckpointOptions& = {},
+                                                  CallSite = CallSite::current());
   /// Waits until an asynchronous save is complete. Collective.
-  void wait_for_checkpoint();
+  void wait_for_checkpoint(CallSite = CallSite::current());
   /// Saves, evaluates and resumes by the section "ringzero.checkpoint".
   TrainingCheckpoints& checkpoints();
   /// Call after each update: saves if that section, a signal or the end of an allocation requires it, and
   /// returns whether the run is to stop; TrainingCheckpoints::should_stop(), or TrainingArguments::max_steps
   /// were made. Collective.
-  bool should_stop();
+  bool should_stop(CallSite = CallSite::current());
   /// For loaders that loader() has not made, and other sources of batches (StatefulLoader): attached ones
   /// have their positions saved and restored.
   const std::shared_ptr<LoaderPositions>& loader_positions() const;
@@ -175,7 +181,7 @@ class Engine {
   // ---- files
   /// Writes the parameters to a safetensors file, in f32, and the persistent buffers of rank 0; see
   /// save_weights(). Collective.
-  void save_model(const std::string& path);
+  void save_model(const std::string& path, CallSite = CallSite::current());
   /// Reads them again, on any number of ranks and in any stage, or other weights of open_tensors(): a
   /// state dict of PyTorch, a folder of Hugging Face, a checkpoint of DeepSpeed or of an engine, of which it
   /// reads parameters and buffers alone. Errc::config lists what does not fit. Returns the names that are
@@ -185,7 +191,7 @@ class Engine {
   PretrainedWeights load_model(Module& part, const std::string& path, const LoadOptions& = {});
   /// Writes the adapter of LoRA to a folder, as PEFT's save_pretrained(); save_model() writes the model with
   /// the adapter merged. sharding/huggingface/adapter.h has the errors. Collective.
-  void save_adapter(const std::string& folder);
+  void save_adapter(const std::string& folder, CallSite = CallSite::current());
   /// Reads an adapter of PEFT or of save_adapter(), in any stage, and nothing else. Not collective.
   PretrainedWeights load_adapter(const std::string& folder, const LoadOptions& = {});
 
@@ -197,12 +203,12 @@ class Engine {
   Mean item(const Tensor& sum_count) const;
   /// The mean over the terms of the losses of all ranks, e.g. item() of each batch of an evaluation. Their
   /// sums are exact, so it does not depend on which rank has which batch. NaN without terms. Collective.
-  double mean(std::span<const Mean> losses);
+  double mean(std::span<const Mean> losses, CallSite = CallSite::current());
   /// What the last update did.
   const StepReport& report();
   /// Mean loss of the last update over the terms of all ranks, where a scalar loss is one term; NaN if there
   /// are no terms. Collective.
-  double loss();
+  double loss(CallSite = CallSite::current());
   /// Writes a value of the program's own to csv_monitor and tensorboard, if the configuration enables them,
   /// after the samples so far. Tags have parts, "Eval/accuracy"; those of the engine are Train/Samples/… and,
   /// for what TrainingCheckpoints::record() receives, Eval/Samples/…. Rank 0 writes; on other ranks it does
@@ -242,10 +248,10 @@ class Engine {
   /// Gives ReduceLROnPlateau a metric, e.g. mean() of an evaluation; torch's scheduler.step(metrics). It is
   /// the mean of the values of all ranks, which are equal after mean(). Call it between two updates: the
   /// rates change for the next one. Collective. Errc::invalid_argument for another schedule.
-  void lr_scheduler_step(double metric);
+  void lr_scheduler_step(double metric, CallSite = CallSite::current());
 
  private:
-  friend Engine initialize(World&, Module&, EngineOptions);
+  friend Engine initialize(World&, Module&, EngineOptions, CallSite);
   Engine(World&, Module&, DsConfig, EngineOptions);
 
   /// Whether train_batch() takes all micro-batches of an update before the first forward.
@@ -268,7 +274,7 @@ class Engine {
 /// resolved configuration, and resumes a run by "ringzero.checkpoint". Collective. Errc::config if the
 /// configuration is wrong, Errc::mismatch if it differs over the ranks; errors of the
 /// mesh are those of resolved() and parallelize(), Errc::config.
-Engine initialize(World&, Module&, EngineOptions = {});
+Engine initialize(World&, Module&, EngineOptions = {}, CallSite = CallSite::current());
 
 /// Finds out which ranks still have data; a rank without takes part in the updates of the others:
 ///
@@ -296,7 +302,7 @@ class Engine::Join {
   /// Call before each micro-batch. Returns whether any rank has data; whether this one has if the
   /// configuration disables join. Errc::mismatch on all ranks if one has no batch before the first update,
   /// or, with throw_on_early_termination, later. Collective.
-  bool next(bool has_data);
+  bool next(bool has_data, CallSite = CallSite::current());
   /// Whether this rank has data, as passed to next().
   bool active() const;
   /// In place of Engine::backward() where active() is false.
@@ -312,7 +318,8 @@ class Engine::Join {
 // ---- templates
 
 template <class Batches, class Forward>
-const StepReport& Engine::train_batch(Batches& batches, const Forward& forward) {
+const StepReport& Engine::train_batch(Batches& batches, const Forward& forward, CallSite site) {
+  const OuterSite outer(site);
   using Batch = std::remove_reference_t<decltype(batches.next())>;
   const auto start = std::chrono::steady_clock::now();
   std::vector<Batch*> all;  // a graph needs all of them before it is captured

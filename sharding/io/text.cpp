@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "comm/core/text.h"
-
 namespace rz {
 namespace {
 
@@ -22,23 +20,6 @@ bool is_control(std::string_view character) {
 }
 
 }  // namespace
-
-std::size_t utf8_length(std::string_view s) {
-  const auto byte = [&](std::size_t i) { return i < s.size() ? static_cast<unsigned char>(s[i]) : 0u; };
-  const auto follows = [&](std::size_t i) { return (byte(i) & 0xc0) == 0x80; };
-  const unsigned first = byte(0);
-  if (first < 0x80) return s.empty() ? 0 : 1;
-  if (first >= 0xc2 && first <= 0xdf) return follows(1) ? 2 : 0;
-  if (first >= 0xe0 && first <= 0xef) {
-    const unsigned low = first == 0xe0 ? 0xa0 : 0x80, high = first == 0xed ? 0x9f : 0xbf;
-    return byte(1) >= low && byte(1) <= high && follows(2) ? 3 : 0;
-  }
-  if (first >= 0xf0 && first <= 0xf4) {
-    const unsigned low = first == 0xf0 ? 0x90 : 0x80, high = first == 0xf4 ? 0x8f : 0xbf;
-    return byte(1) >= low && byte(1) <= high && follows(2) && follows(3) ? 4 : 0;
-  }
-  return 0;
-}
 
 bool is_utf8(std::string_view text) {
   while (!text.empty()) {

@@ -6,11 +6,10 @@
 #include <string>
 #include <string_view>
 
+#include "comm/core/text.h"
+
 namespace rz {
 
-/// Length in bytes of the UTF-8 character at the front; 0 if it is invalid. Overlong forms and surrogates are
-/// invalid.
-std::size_t utf8_length(std::string_view);
 /// True if the whole text is valid UTF-8.
 bool is_utf8(std::string_view);
 

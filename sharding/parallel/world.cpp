@@ -25,6 +25,7 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/flight_dump.h"
 #include "comm/os/child.h"
 #include "comm/os/error_file.h"
 #include "comm/os/flight_recorder.h"
@@ -51,11 +52,12 @@ World::World(Communicator communicator, const LaunchInfo& launch) : World(std::m
   local_rank_ = launch.local_rank;
 }
 
-Communicator World::new_communicator(std::optional<ReductionOrder> order) {
-  return std::move(*communicator_.split(0, rank(), order));
+Communicator World::new_communicator(std::optional<ReductionOrder> order, CallSite site) {
+  return std::move(*communicator_.split(0, rank(), order, false, site));
 }
 
-void World::renew(const std::string& reason) {
+void World::renew(const std::string& reason, CallSite site) {
+  const OuterSite outer(site);
   communicator_.renew(reason);
   for (const auto& f : std::vector(renewed_))
     if (const auto living = f.lock()) (*living)();
@@ -68,7 +70,8 @@ std::shared_ptr<void> World::on_renewal(std::function<void()> f) {
   return added;
 }
 
-int World::ranks_per_node() {
+int World::ranks_per_node(CallSite site) {
+  const OuterSite outer(site);
   const std::string& id = communicator_.options().host_id;
   const std::vector<std::string> nodes = all_gather_text(communicator_, id.empty() ? machine_id() : id);
   const auto n =
@@ -80,22 +83,23 @@ int World::ranks_per_node() {
   return static_cast<int>(n);
 }
 
-void World::reduce(std::span<double> values, ReduceOp op) {
-  communicator_.all_reduce(Buffer(values.data(), values.size()), op).wait();
+void World::reduce(std::span<double> values, ReduceOp op, CallSite site) {
+  communicator_.all_reduce(Buffer(values.data(), values.size()), op, {}, site).wait();
 }
 
-double World::reduce(double value, ReduceOp op) {
-  reduce(std::span(&value, 1), op);
+double World::reduce(double value, ReduceOp op, CallSite site) {
+  reduce(std::span(&value, 1), op, site);
   return value;
 }
 
-double World::reduce(const Mean& mean) {
+double World::reduce(const Mean& mean, CallSite site) {
   double both[] = {mean.sum, mean.count};
-  reduce(both, ReduceOp::sum);
+  reduce(both, ReduceOp::sum, site);
   return both[0] / both[1];
 }
 
-Tensor World::gather(const Tensor& rows, const Stream& stream) {
+Tensor World::gather(const Tensor& rows, const Stream& stream, CallSite site) {
+  const OuterSite outer(site);
   const Fact fact{"the tensor", concat(name(rows.dtype()), ' ', name(rows.shape()))};
   require_same("World::gather()", {&fact, 1},
                "pad it to one shape, and leave the padding out behind the call", communicator_);
@@ -187,6 +191,7 @@ int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& 
     WorldOptions printing = options;
     if (!printing.comm.on_wait) printing.comm.on_wait = print_wait;
     flight::record_crashes();
+    const flight::DumpOnSignal dumps;
     World world = World::from_environment(printing);
     return run_and_report(world, body);
   } catch (const Error& e) {

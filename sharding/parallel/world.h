@@ -65,7 +65,7 @@ class World {
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
   /// The ranks of every node if nodes have equally many, each of consecutive numbers; else 0. Collective.
-  int ranks_per_node();
+  int ranks_per_node(CallSite = CallSite::current());
   int local_rank() const { return local_rank_; }
   bool is_main() const { return rank() == 0; }
   bool is_local_main() const { return local_rank_ == 0; }
@@ -78,26 +78,26 @@ class World {
   Communicator& communicator() { return communicator_; }
   /// A communicator of all ranks whose calls are independent of those of others. `order`: of its reductions;
   /// default: that of communicator(). Collective.
-  Communicator new_communicator(std::optional<ReductionOrder> order = {});
+  Communicator new_communicator(std::optional<ReductionOrder> order = {}, CallSite = CallSite::current());
 
   /// The way back after an error, wherever the ranks wait: Communicator::renew() of communicator(), and with
   /// it of the communicators of engines, which drop their updates in progress. Collective.
-  void renew(const std::string& reason = {});
+  void renew(const std::string& reason = {}, CallSite = CallSite::current());
   /// Calls `f` on every rank at the end of each renew(), after those that were added before, while the result
   /// lives.
   [[nodiscard]] std::shared_ptr<void> on_renewal(std::function<void()> f);
 
   /// Waits for every rank. Collective.
-  void wait_for_everyone() { communicator_.barrier().wait(); }
+  void wait_for_everyone(CallSite site = CallSite::current()) { communicator_.barrier(site).wait(); }
   /// The value reduced over the ranks, on every rank. Collective.
-  double reduce(double value, ReduceOp op = ReduceOp::avg);
+  double reduce(double value, ReduceOp op = ReduceOp::avg, CallSite = CallSite::current());
   /// Mean over the terms of all ranks. NaN without terms. Collective.
-  double reduce(const Mean&);
+  double reduce(const Mean&, CallSite = CallSite::current());
   /// Replaces the values by those reduced over the ranks. Collective.
-  void reduce(std::span<double>, ReduceOp op);
+  void reduce(std::span<double>, ReduceOp op, CallSite = CallSite::current());
   /// The rows of all ranks, in the order of ranks, on the host. Collective. Errc::mismatch on every rank,
   /// which names a rank, unless dtypes and shapes are equal on all ranks.
-  Tensor gather(const Tensor&, const Stream& = {});
+  Tensor gather(const Tensor&, const Stream& = {}, CallSite = CallSite::current());
 
   /// Prints a line to standard output, on rank 0 only.
   template <class... T>
@@ -128,7 +128,8 @@ class HelpRequest : public Error {
 /// 0. Waits of 10 s without progress are printed, too (CommOptions::on_wait), unless `comm` has another
 /// function.
 /// Each rank's error is also in its error file (comm/os/error_file.h). Under rzrun a crash records its stack
-/// (flight::record_crashes()), unless the program has a handler of its own for the signal.
+/// (flight::record_crashes()), unless the program has a handler of its own for the signal. With RZ_FLIGHT,
+/// SIGUSR1 writes the last calls of the rank (comm/flight_dump.h).
 /// The text of a HelpRequest is printed to standard output by rank 0, and the status is 0.
 int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& = {});
 

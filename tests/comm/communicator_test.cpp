@@ -822,6 +822,8 @@ class WaitsOver : public testing::TestWithParam<const char*> {};
 // The commonest mistake: each rank waits in another communicator, or one of them in none.
 TEST_P(WaitsOver, ACallOnOneRankOnlyIsReportedWithWhatTheOtherDoes) {
   Reports reports;
+  const int line = __LINE__ + 11;
+  const auto at = [&](int rank) { return concat(" at communicator_test.cpp:", line + rank); };
   run_ranks(2, [&](int rank, auto store) {
     const auto connect = [&](const char* name) {
       CommOptions options = reports.options(name, rank);
@@ -831,7 +833,8 @@ TEST_P(WaitsOver, ACallOnOneRankOnlyIsReportedWithWhatTheOtherDoes) {
     Communicator world = connect("world"), engine = connect("engine");
     world.barrier().wait();
     int x = 1, y = 1;
-    Work work = rank == 0 ? world.all_reduce({&x, 1}) : engine.broadcast({&x, 1}, 0);
+    Work work = rank == 0 ? world.all_reduce({&x, 1})      // at(0)
+                          : engine.broadcast({&x, 1}, 0);  // at(1)
     std::thread waits([&] { work.wait(); });
     while (reports.of(0).empty() || reports.of(1).empty())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -839,13 +842,15 @@ TEST_P(WaitsOver, ACallOnOneRankOnlyIsReportedWithWhatTheOtherDoes) {
     rank == 0 ? engine.broadcast({&y, 1}, 0).wait() : world.all_reduce({&y, 1}).wait();
     waits.join();
   });
-  expect_parts(reports.of(0)[0],
-               {"rank 0 of 2 of world: all_reduce #1 (1 i32, sum) has made no progress for ",
-                "it waits for rank 1 to send; rank 1 ",
-                "broadcast #0 (1 i32, root 0) of engine on rank 1 (waits for rank 0 to send)"});
-  expect_parts(reports.of(1)[0],
-               {"rank 1 of 2 of engine: broadcast #0", "it waits for rank 0 to send; rank 0 ",
-                "all_reduce #1 (1 i32, sum) of world on rank 0 (waits for rank 1 to send)"});
+  expect_parts(
+      reports.of(0)[0],
+      {concat("rank 0 of 2 of world: all_reduce #1 (1 i32, sum)", at(0), " has made no progress for "),
+       "it waits for rank 1 to send; rank 1 ",
+       concat("broadcast #0 (1 i32, root 0)", at(1), " of engine on rank 1 (waits for rank 0 to send)")});
+  expect_parts(
+      reports.of(1)[0],
+      {"rank 1 of 2 of engine: broadcast #0", "it waits for rank 0 to send; rank 0 ",
+       concat("all_reduce #1 (1 i32, sum)", at(0), " of world on rank 0 (waits for rank 1 to send)")});
 }
 
 TEST_P(WaitsOver, ARankThatWaitsForAnotherIsReportedWithIt) {

@@ -152,6 +152,19 @@ TEST_P(Transports, AStoppedRankIsNamedByATimeout) {
   }
 }
 
+TEST_P(Transports, ATimeoutNamesTheLineOfTheCall) {
+  run_ranks(2, [](int rank, auto store) {
+    CommOptions options = quick(GetParam());
+    options.timeout = short_timeout;
+    auto comm = Communicator::connect(rank, 2, store, options);
+    float x = 1;
+    if (rank == 1) return void(store->get("ended", Deadline::after(60s)));
+    const Error e = error_of([&] { comm.all_reduce({&x, 1}).wait(); });
+    test::expect_parts(e.what(), {concat("all_reduce at failure_test.cpp:", __LINE__ - 1, " did not end")});
+    store->set("ended", "");
+  });
+}
+
 // Where a schedule relays, most ranks wait for a live rank that itself waits for the stopped one: they name
 // the stopped one.
 struct Relayed {

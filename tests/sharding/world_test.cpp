@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "comm/bootstrap.h"
+#include "sharding/engine/checkpoints/signal_handler.h"
 #include "sharding/engine/parse_arguments.h"
 #include "tests/lab/world.h"
 #include "tests/support/error_of.h"
@@ -249,6 +250,40 @@ TEST(Entrypoint, ARequestForHelpIsNoError) {
   });
   EXPECT_EQ(launch.errors, Lines{});
   EXPECT_EQ(launch.statuses, (std::vector{0, 0}));
+}
+
+TEST(Entrypoint, SIGUSR1WritesTheLastCallsAlsoWhileTheRankWaits) {
+  const Folder folder;
+  ::setenv("RZ_FLIGHT", (folder / "dumps").c_str(), 1);
+  const Launch launch(2, [&](World& world) {
+    const auto written_while_it_waits = [&] {
+      const auto pid = static_cast<pid_t>(world.reduce(world.rank() == 0 ? ::getpid() : 0, ReduceOp::max));
+      const std::string file = folder / "dumps/flight_rank_0";
+      if (world.rank() == 1) {
+        ::kill(pid, SIGUSR1);
+        while (!std::filesystem::exists(file)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        std::filesystem::remove(file);
+      }
+      world.wait_for_everyone();
+    };
+    written_while_it_waits();
+    SignalHandler requests_to_save;
+    written_while_it_waits();
+    require(requests_to_save.received().user1 == (world.rank() == 0), Errc::system, "not a request to save");
+  });
+  EXPECT_EQ(launch.errors, Lines{});
+  EXPECT_EQ(launch.statuses, (std::vector{0, 0}));
+}
+
+TEST(Entrypoint, AFolderThatCannotBeWrittenIsRefused) {
+  const Folder folder;
+  folder.put("file", "");
+  ::setenv("RZ_FLIGHT", (folder / "file/dumps").c_str(), 1);
+  const Launch launch(1, [](World&) {});
+  ASSERT_EQ(launch.errors.size(), 1u);
+  EXPECT_TRUE(launch.errors[0].starts_with("RZ_FLIGHT: " + folder / "file/dumps" + ": cannot be "))
+      << launch.errors[0];
+  EXPECT_EQ(launch.statuses, (std::vector{2}));
 }
 
 TEST(Entrypoint, ErrorsAreInTheFileThatTheLauncherNames) {

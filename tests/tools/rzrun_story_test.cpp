@@ -1,4 +1,4 @@
-// Needs: rzrun_lib rz_bench rzrun all_reduce_perf sendrecv_perf eat_memory
+// Needs: rzrun_lib rz_bench rzrun flight all_reduce_perf sendrecv_perf eat_memory
 
 // What rzrun prints about a failure: the report of a rank, its call, its stack, and where the others were.
 
@@ -134,6 +134,18 @@ TEST(Rzrun, TheOtherRanksHaveOneLineWithTheCallTheyWaitedIn) {
   }
 }
 
+TEST(Rzrun, WritesTheLastCallsOfAKilledRank) {
+  Folder folder;
+  ::setenv("RZ_FLIGHT", (folder / "flights").c_str(), 1);
+  story_of(SIGKILL);
+  ::unsetenv("RZ_FLIGHT");
+  Program flight({test::built("flight"), folder / "flights"});
+  EXPECT_LE(flight.wait(), 1) << flight.err();  // rank 1 may have ended between two calls
+  EXPECT_EQ(flight.out().find("no file"), std::string::npos) << flight.out();
+  EXPECT_NE(content(folder / "flights/flight_rank_1").find("killed by SIGKILL"), std::string::npos);
+  EXPECT_NE(content(folder / "flights/flight_rank_0").find("rank 1"), std::string::npos);
+}
+
 TEST(Rzrun, TheFirstFailureIsPrintedOnceAndLast) {
   const std::string story = story_of(SIGKILL);
   EXPECT_EQ(story.find("rank 1 of 2"), story.rfind("rank 1 of 2")) << story;
@@ -174,23 +186,29 @@ std::string flight_file() {
     row.used.store(1);
     row.size = 4;
     std::memcpy(row.name, "world", 5);
-    row.collective.what.store(std::uint64_t{1} << 56 | 204);
-    row.collective.in_count.store(1024);
-    row.collective.out_count.store(1024);
+    row.collective.begun.store(flight::max_calls + 1);
+    flight::Call& call = row.collective.call[0];
+    call.what.store(std::uint64_t{1} << 47 | std::uint64_t{9} << 48 | 204);
+    call.in_count.store(1024);
+    call.out_count.store(1024);
   }
+  file->site[8].line.store(88);
+  std::memcpy(file->site[8].file, "/home/me/train.cpp", 18);
   return bytes;
 }
 
 TEST(RzrunReports, AnyBytesOfARecorderAreReadOrRefused) {
   const std::string good = flight_file();
   EXPECT_EQ(flight::read_report(std::as_bytes(std::span(good)))
-                .activity.find("in all_reduce #204 (1024 f32, sum) of 'world'"),
+                .activity.find("in all_reduce #204 (1024 f32, sum) of 'world' at train.cpp:88 and "),
             0u);
   test::Fuzz fuzz(500);
   long stacks = 0;
+  constexpr std::size_t parts[] = {0, offsetof(flight::File, row) + offsetof(flight::Row, collective),
+                                   offsetof(flight::File, site) + 8 * sizeof(flight::Site),
+                                   offsetof(flight::File, stack)};
   while (fuzz.next()) {
-    const std::string bytes =
-        fuzz.random() % 2 ? fuzz.changed(good, 4, 0, 768) : fuzz.changed(good, 4, 8192, 32);
+    const std::string bytes = fuzz.changed(good, 4, parts[fuzz.random() % std::size(parts)], 128);
     const flight::Report report = flight::read_report(std::as_bytes(std::span(bytes)));
     for (const unsigned char c : report.activity) ASSERT_TRUE(c >= 32 && c != 127);
     stacks += report.stack.size() == 2;
@@ -208,7 +226,7 @@ TEST(RzrunReports, HasThePositionsOfCommunicatorsThatLive) {
   auto found = positions();
   ASSERT_EQ(found.size(), 2u) << "the ends of calls on a device are not known";
   EXPECT_EQ(found[1].communicator, "'world'");
-  EXPECT_EQ(found[1].call, "all_reduce #204 (1024 f32, sum) of 'world'");
+  EXPECT_EQ(found[1].call, "all_reduce #204 (1024 f32, sum) of 'world' at train.cpp:88");
   EXPECT_EQ(found[1].size, 4);
   EXPECT_EQ(found[1].number, 204u);
   EXPECT_TRUE(found[1].running);

@@ -18,6 +18,7 @@
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/flight_dump.h"
 #include "comm/os/error_file.h"
 #include "comm/os/flight_recorder.h"
 #include "sharding/engine/checkpoints/checkpoint_options.h"
@@ -368,8 +369,10 @@ Status main(int argc, char** argv) {
   reserve_standard_descriptors();
   LaunchInfo launch;
   ParsedOptions parsed;
+  std::optional<flight::DumpOnSignal> dumps;
   try {
     flight::record_crashes();
+    dumps.emplace();
     launch = launch_info_from_environment();
     parsed = parse_options(argc, argv);
     parsed.options.log = nullptr;  // the summary of the run has the configuration

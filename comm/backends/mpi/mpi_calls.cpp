@@ -51,7 +51,7 @@ void MpiCalls::require_open(const MpiRuntime::Use& mpi) const {
 void MpiCalls::accept(const std::shared_ptr<Request>& request) {
   for (const CollectiveCall& call : request->operations) {
     if (traits(call.kind).point_to_point) {
-      flight_.begin_message(flight::fields_of(call));
+      flight_.begin_message(call);
       point_to_point_.add(call, request.get());
     } else {
       collectives_.add(request, call);
@@ -76,7 +76,7 @@ bool MpiCalls::advance(bool /*eager*/, std::vector<Request*>& ended) {
 void MpiCalls::record_front() {
   if (collectives_.is_idle() || recorded_ == collectives_.front().sequence + 1) return;
   recorded_ = collectives_.front().sequence + 1;
-  flight_.begin(recorded_ - 1, flight::fields_of(collectives_.front_call()));
+  flight_.begin(recorded_ - 1, collectives_.front_call());
 }
 
 void MpiCalls::poll(Time now, const Request* /*oldest*/, bool /*waited_for*/) {

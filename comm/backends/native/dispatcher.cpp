@@ -66,7 +66,7 @@ void Dispatcher::accept(const std::shared_ptr<Request>& request) {
   for (std::size_t i = 0; i < request->operations.size(); ++i) {
     const CollectiveCall& call = request->operations[i];
     if (traits(call.kind).point_to_point) {
-      flight_.begin_message(flight::fields_of(call));
+      flight_.begin_message(call);
       point_to_point_.add(call, request.get());
     } else {
       queue_.push_back({request.get(), i});
@@ -189,7 +189,8 @@ void Dispatcher::poll(Time now, const Request* oldest, bool waited_for) {
   const bool moved = std::exchange(moved_, false);
   comparison_.poll(now, current_.request, moved);
   wait_reporter_.poll(
-      now, blocking, moved, [&] { return describe_call(signature_of(*blocking)); },
+      now, blocking, moved,
+      [&] { return describe_call(signature_of(*blocking)) + at(blocking->operations[0].origin.site); },
       [&] { return wait_state_of(blocking); });
   timeouts_.poll_wait(now, blocking, [&] { return wait_state_of(blocking); });
   timeouts_.poll_split_groups(now);

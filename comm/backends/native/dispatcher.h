@@ -79,7 +79,7 @@ class Dispatcher final : public Progressable {
   };
 
   std::uint32_t begin(const CollectiveCall& call) {
-    flight_.begin(sequence_, flight::fields_of(call));
+    flight_.begin(sequence_, call);
     return sequence_++;
   }
   void start_next();

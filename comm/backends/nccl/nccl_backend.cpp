@@ -205,9 +205,9 @@ class NcclBackend final : public Backend {
     bool collectives = false;
     for (const CollectiveCall& op : group)
       if (traits(op.kind).point_to_point)
-        flight_.begin_message(flight::fields_of(op));
+        flight_.begin_message(op);
       else
-        flight_.begin(recorded_, flight::fields_of(op)), collectives = true;
+        flight_.begin(recorded_, op), collectives = true;
     recorded_ += collectives;
   }
 

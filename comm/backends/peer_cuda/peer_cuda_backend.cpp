@@ -123,7 +123,7 @@ class PeerCudaBackend final : public Backend {
       if (traits(op.kind).point_to_point)
         messages.push_back(op);
       else
-        flight_.begin(recorded_++, flight::fields_of(op)), start(op), collectives = true;
+        flight_.begin(recorded_++, op), start(op), collectives = true;
     }
     std::vector<Event> end_events;
     if (collectives) end_events.push_back(stream_.record());

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "comm/core/error.h"
+#include "comm/flight_dump.h"
 
 namespace rz {
 namespace {
@@ -30,6 +31,7 @@ void record_signal(int signal) {
   if (signal == SIGINT) ::sigaction(SIGINT, &state.before_interrupt, nullptr);
   auto& recorded = signal == SIGINT ? state.interrupt : signal == SIGTERM ? state.terminate : state.user1;
   recorded.store(true, std::memory_order_relaxed);
+  if (signal == SIGUSR1) flight::DumpOnSignal::request();
 }
 
 void replace_action(int signal, const struct sigaction* action, struct sigaction* before) {

@@ -5,7 +5,7 @@ namespace rz {
 
 /// Signals that this process has received.
 struct ReceivedSignals {
-  bool user1 = false;      ///< SIGUSR1: save, and go on
+  bool user1 = false;      ///< SIGUSR1: save, and go on; with RZ_FLIGHT it also writes the last calls
   bool terminate = false;  ///< SIGTERM: save, then stop
   bool interrupt = false;  ///< SIGINT, Ctrl-C: save, then stop
 };

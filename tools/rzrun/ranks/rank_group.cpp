@@ -15,7 +15,10 @@
 #include <filesystem>
 #include <utility>
 
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
+#include "comm/flight_dump.h"
+#include "comm/os/flight_recorder.h"
 #include "comm/transport/flight_report.h"
 #include "tools/rzrun/ranks/error_file.h"
 #include "tools/rzrun/ranks/stack.h"
@@ -89,6 +92,12 @@ UniqueFd lock_folder(const std::string& folder) {
   if (!lock || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 || ::rename(before.c_str(), name.c_str()) != 0)
     return {};
   return lock;
+}
+
+/// For a rank that a signal has killed, and so cannot write them itself.
+void write_last_calls(const flight::File& file, const std::string& how) noexcept try {
+  if (const std::string& folder = environment().flight; !folder.empty()) flight::dump(file, folder, how);
+} catch (const std::exception&) {  // the ranks report it
 }
 
 /// Which calls the rank was in, for a line about all ranks.
@@ -196,7 +205,10 @@ RankEnd RankGroup::end_of(const Rank& r) const {
   RankEnd end{r.rank, *r.exit_status, "", r.exit_status->signal == SIGKILL && oom_->increased(), ""};
   end.state = r.state;
   if (!end.status.failed()) return end;
-  const flight::Report flight = flight::read_report(r.flight.get());
+  const auto recorded = flight::read_file(r.flight.get());
+  const flight::Report flight = recorded ? flight::read_report(*recorded) : flight::Report();
+  if (recorded && (end.status.signal == SIGKILL || (end.status.signal && !is_ending_)))
+    write_last_calls(*recorded, describe(end.status));
   set_calls(end, flight.positions, size_);
   const std::string path = error_folder_.empty() ? "" : error_path(error_folder_, r.rank);
   if (const auto report = path.empty() ? std::nullopt : read_error_file(path)) {
