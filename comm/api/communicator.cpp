@@ -11,7 +11,6 @@
 #include "comm/api/arguments.h"
 #include "comm/backend.h"
 #include "comm/backends/backend_factory.h"
-#include "comm/bootstrap/store_internal.h"
 #include "comm/collective.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
@@ -72,7 +71,6 @@ struct Communicator::State {
     present ? present->set(std::move(shared)) : void(present = std::make_shared<Present>(std::move(shared)));
   }
   void reconnect();
-  std::unique_ptr<Backend> connect_again(const Inherited&, const std::shared_ptr<Backend>& before);
 
   const int rank, size;
   const CommOptions options;
@@ -174,28 +172,18 @@ void Communicator::abort(const std::string& reason) noexcept { state_->present->
 
 /// Waits for the others, which may compute for as long as an operation may take. A rank that dies meanwhile
 /// is found by the connections of the generation before.
-std::unique_ptr<Backend> Communicator::State::connect_again(const Inherited& from,
-                                                            const std::shared_ptr<Backend>& before) {
-  require(store != nullptr, Errc::unsupported, before->describe(),
-          ": a communicator of from_backend() or connect_mpi() has no store by which it could connect again; "
-          "connect a new one");
-  const auto watched =
-      watching_store(store, concat("renewal/", ++renewals, '/'), [lost = std::weak_ptr(before)] {
-        if (const auto backend = lost.lock()) backend->check_peers();
-      });
+void Communicator::State::reconnect() {
+  const std::shared_ptr<Backend> before = present->get();
+  Inherited from{.memory = before->shared_memory(), .check_peers = [lost = std::weak_ptr(before)] {
+                   if (const auto backend = lost.lock()) backend->check_peers();
+                 }};
+  if (const auto above = parent.lock(); above && shares_failures)
+    from.failures = above->backend->link_monitor(), from.ranks = ranks;
   CommOptions waiting = options;
   waiting.rendezvous_timeout = std::max(options.rendezvous_timeout, options.timeout);
   const flight::Members recorded(ranks_of_job);
-  return make_backend(rank, size, watched, waiting, from);
-}
-
-void Communicator::State::reconnect() {
-  const std::shared_ptr<Backend> before = present->get();
-  Inherited from{.memory = before->shared_memory()};
-  if (const auto above = parent.lock(); above && shares_failures)
-    from.failures = above->backend->link_monitor(), from.ranks = ranks;
   try {
-    begin(connect_again(from, before));
+    begin(make_backend(rank, size, prefix_store(store, concat("renewal/", ++renewals, '/')), waiting, from));
   } catch (const Error& e) {
     throw Error(e.code(), concat("renew() on rank ", rank, ": ", e.what()), e.culprit());
   }
@@ -249,6 +237,9 @@ void Communicator::renew(const std::string& reason) {
           rank(),
           " of a group that shares the failures of the one that it was split from: renew that one, which "
           "renews both");
+  require(state_->store != nullptr, Errc::unsupported, describe(),
+          ": a communicator of from_backend() or connect_mpi() has no store by which it could connect again; "
+          "connect a new one");
   const Family family(state_);
   const auto cause = family.cancelled_by_another();
   family.cancel(cause ? *cause

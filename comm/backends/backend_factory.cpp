@@ -11,6 +11,7 @@
 #include "comm/bootstrap/device_location.h"
 #include "comm/bootstrap/peer_info.h"
 #include "comm/bootstrap/rendezvous.h"
+#include "comm/bootstrap/store_internal.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "comm/transport/group/connect_transport.h"
@@ -167,7 +168,7 @@ std::unique_ptr<Backend> host_staged_over_mpi(const std::shared_ptr<Backend>& ho
       {.device = options.device, .rank = rank, .timeout = options.timeout, .pass_device_memory = direct});
 }
 
-std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
+std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& own,
                                       const CommOptions& options, const Inherited& from) {
   const BackendEntry& choice = find_backend(options.backend);
   const bool on_host = options.device.kind == Device::host;
@@ -178,6 +179,7 @@ std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<
           "reduction_order '", name(options.reduction_order),
           "' requires `deterministic` (RZ_DETERMINISTIC=1)");
   cuda::require_device(options.device);
+  const auto store = from.check_peers ? watching_store(own, from.check_peers) : own;
   auto host = choice.make_host(rank, size, *store, options, from);
   if (on_host) return host;
   const std::shared_ptr<Backend> shared = std::move(host);

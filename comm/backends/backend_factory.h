@@ -1,6 +1,7 @@
 #pragma once
 /// Creates backends by name, and those that are made from others.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,8 @@ struct Inherited {
   /// A failure of either group ends both; null: none.
   std::shared_ptr<class LinkMonitor> failures;
   std::vector<int> ranks;  ///< there, of the ranks of this group
+  /// Called while this rank waits for the others to connect; it may throw. Empty: nothing.
+  std::function<void()> check_peers;
 };
 
 /// Collective over the `size` ranks of `store`: creates the backend named by `options.backend`. Errc::config

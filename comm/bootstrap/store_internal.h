@@ -44,9 +44,8 @@ class KeyValueTable {
 std::int64_t add_to_counter(std::string_view key, std::string_view text, std::int64_t amount);
 /// Message of an Errc::timeout from get().
 std::string missing_key(std::string_view key, std::string_view where);
-/// A prefix_store whose waits call `check` several times a second, which may throw.
-std::shared_ptr<Store> watching_store(std::shared_ptr<Store>, std::string prefix,
-                                      std::function<void()> check);
+/// A view of the store whose waits call `check` several times a second, which may throw.
+std::shared_ptr<Store> watching_store(std::shared_ptr<Store>, std::function<void()> check);
 /// The store behind all prefix_stores.
 const Store& innermost(const Store&);
 /// Numeric local address, without port, of a tcp_store's connection: the interface through which this process

@@ -169,9 +169,8 @@ std::shared_ptr<Store> Store::of_next_group(std::shared_ptr<Store> store, int ra
 
 std::shared_ptr<Store> memory_store() { return std::make_shared<MemoryStore>(); }
 
-std::shared_ptr<Store> watching_store(std::shared_ptr<Store> store, std::string prefix,
-                                      std::function<void()> check) {
-  return std::make_shared<PrefixStore>(std::move(store), std::move(prefix), std::move(check));
+std::shared_ptr<Store> watching_store(std::shared_ptr<Store> store, std::function<void()> check) {
+  return std::make_shared<PrefixStore>(std::move(store), "", std::move(check));
 }
 
 std::shared_ptr<Store> prefix_store(std::shared_ptr<Store> store, std::string prefix) {

@@ -89,7 +89,7 @@ ProcessState process_state(pid_t process) {
   ProcessState state;
   std::ifstream file("/proc/" + std::to_string(process) + "/status");
   for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("State:\t") && line.size() > 7) state.letter = line[7];
+    if (line.starts_with("State:\t") && line.size() > 7) state.code = line[7];
     if (line.starts_with("TracerPid:\t")) state.traced = line.substr(11) != "0";
   }
   return state;

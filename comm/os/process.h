@@ -81,7 +81,7 @@ struct DeletedByCreator {
 
 /// What /proc shows of a process of this host.
 struct ProcessState {
-  char letter = '?';  ///< 'R' runs, 'S' sleeps, 'D' waits in the kernel, 'T' was stopped, 'Z' has ended; '?'
+  char code = '?';  ///< 'R' runs, 'S' sleeps, 'D' waits in the kernel, 'T' was stopped, 'Z' has ended; '?'
   bool traced = false;  ///< by a debugger
 };
 ProcessState process_state(pid_t);

@@ -155,8 +155,8 @@ void ShmTransport::add_pulses(std::vector<Pulse>& pulses) const {
 std::optional<Failure> ShmTransport::judge_silence(const Pulse& pulse,
                                                    std::chrono::duration<double> silence) const {
   const ProcessState state = process_state(pulse.process);
-  if (state.traced || state.letter == 'Z' || state.letter == 'X') return std::nullopt;
-  const std::string reason = state.letter == 'T' ? "was stopped by a signal (SIGSTOP, SIGTSTP)"
+  if (state.traced || state.code == 'Z' || state.code == 'X') return std::nullopt;
+  const std::string reason = state.code == 'T' ? "was stopped by a signal (SIGSTOP, SIGTSTP)"
                                                  : "does not run: its control group is frozen, or the kernel "
                                                    "does not let it go on";
   return Failure{pulse.rank, Errc::peer_lost,
