@@ -308,11 +308,15 @@ std::shared_ptr<Store> root_store(fs::path directory, const std::string& job, in
     }
     return missing.empty();
   });
-  require(
-      complete, Errc::timeout, "rank ", net::list_ranks(missing), " of ", size, " did not register in ",
-      directory.string(), ", the rendezvous of job '", job,
-      "', before the deadline; did they start this program, and do they see this directory? A program that "
-      "a rank starts by itself must not inherit RANK and WORLD_SIZE, or those of its launcher: unset them");
+  if (!complete)
+    throw Error(
+        Errc::timeout,
+        concat("rank ", net::list_ranks(missing), " of ", size, " did not register in ", directory.string(),
+               ", the rendezvous of job '", job,
+               "', before the deadline; did they start this program, and do they see this directory? A "
+               "program that a rank starts by itself must not inherit RANK and WORLD_SIZE, or those of its "
+               "launcher: unset them"),
+        missing.front());
   return store;
 }
 
@@ -339,8 +343,11 @@ std::shared_ptr<Store> joining_rank_store(const fs::path& directory, const std::
     return false;
   };
   const bool joined = poll_until(deadline, [&] { return std::ranges::any_of(candidates(directory), joins); });
-  require(joined, Errc::timeout, "rank 0 did not open ", directory.string(), ", the rendezvous of job '", job,
-          "', before the deadline: ", found, "; the ranks of a host must share this directory");
+  if (!joined)
+    throw Error(Errc::timeout,
+                concat("rank 0 did not open ", directory.string(), ", the rendezvous of job '", job,
+                       "', before the deadline: ", found, "; the ranks of a host must share this directory"),
+                0);
   const auto files = file_store(place.string());
   return {files.get(), [files, registered](Store*) {}};
 }

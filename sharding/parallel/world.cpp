@@ -41,7 +41,7 @@ World World::from_environment(const WorldOptions& options) {
   comm.device = cuda::device_from_name(options.device, launch.local_rank);
   if (comm.name.empty()) comm.name = "world";
   return World(Communicator::connect(launch.rank, launch.size,
-                                     store_for_launch(launch, std::chrono::seconds(30), comm.backend), comm),
+                                     store_for_launch(launch, comm.rendezvous_timeout, comm.backend), comm),
                launch);
 }
 
@@ -215,6 +215,7 @@ constexpr std::chrono::milliseconds common_failure_time(200);
 struct Report {
   int rank = 0;
   Errc code = Errc::system;
+  int culprit = -1;  ///< of the error
   char text[2000] = {};
 };
 static_assert(sizeof(Report) <= 4096);  // PIPE_BUF
@@ -231,9 +232,9 @@ class ReportPipe {
   }
   ReportPipe(const ReportPipe&) = delete;
 
-  void write(int rank, Errc code, const char* text) const {
-    Report report{.rank = rank, .code = code};
-    std::strncpy(report.text, text, sizeof report.text - 1);
+  void write(int rank, const Error& e) const {
+    Report report{.rank = rank, .code = e.code(), .culprit = e.culprit()};
+    std::strncpy(report.text, e.what(), sizeof report.text - 1);
     [[maybe_unused]] const auto n = ::write(ends_[1], &report, sizeof report);
   }
   std::optional<Report> read() const {
@@ -272,9 +273,9 @@ int run_rank(int rank, const std::function<void(World&)>& main, const WorldOptio
     main(world);
     return 0;
   } catch (const Error& e) {
-    reports.write(rank, e.code(), e.what());
+    reports.write(rank, e);
   } catch (const std::exception& e) {
-    reports.write(rank, Errc::system, one_line(e).c_str());
+    reports.write(rank, Error(Errc::system, one_line(e)));
   }
   return 1;
 }
@@ -302,7 +303,9 @@ bool is_consequence(const Report& r) {
   return (r.code == Errc::aborted || r.code == Errc::peer_lost || r.code == Errc::timeout);
 }
 
-Error error_of(const Report& r) { return Error(r.code, concat("rank ", r.rank, ": ", r.text), r.rank); }
+Error error_of(const Report& r) {
+  return Error(r.code, concat("rank ", r.rank, ": ", r.text), r.culprit < 0 ? r.rank : r.culprit);
+}
 
 Error error_of(const Rank& r) {
   const int status = r.process.status();

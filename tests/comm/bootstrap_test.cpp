@@ -634,6 +634,7 @@ TEST_F(PrivateRendezvous, MissingRanksAreNamed) {
       ADD_FAILURE();
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::timeout);
+      EXPECT_EQ(e.culprit(), 1);
       EXPECT_NE(std::string(e.what()).find("rank 1 and 3"), std::string::npos) << e.what();
     }
   });
@@ -642,6 +643,7 @@ TEST_F(PrivateRendezvous, MissingRanksAreNamed) {
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Errc::timeout);
+    EXPECT_EQ(e.culprit(), 0);
     EXPECT_NE(std::string(e.what()).find("rank 0"), std::string::npos) << e.what();
   }
   EXPECT_TRUE(empty());

@@ -73,6 +73,26 @@ TEST(Spawn, TheErrorOfARankIsThrownWithItsRank) {
   }
 }
 
+/// The rank that reports an error need not be the one that has caused it.
+TEST(Spawn, AStoppedRankIsNamed) {
+  WorldOptions options;
+  options.comm.detection = std::chrono::milliseconds(500);
+  try {
+    spawn(
+        3,
+        [](World& world) {
+          if (world.rank() == 1) ::raise(SIGSTOP);
+          world.wait_for_everyone();
+        },
+        options);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::peer_lost);
+    EXPECT_EQ(e.culprit(), 1) << e.what();
+    EXPECT_NE(std::string(e.what()).find("was stopped by a signal"), std::string::npos) << e.what();
+  }
+}
+
 TEST(Spawn, AKilledRankIsNamedWithItsSignal) {
   const auto start = std::chrono::steady_clock::now();
   try {
