@@ -437,6 +437,7 @@ void DumpOnSignal::request() noexcept {
 void dump_flight(const std::string& folder, const std::string& reason) {
   const flight::File* const file = flight::file_of_process();
   require(file != nullptr, Errc::system, "there is no memory for the flight recorder");
+  const flight::SteadyRows steady;
   flight::dump(*file, folder, reason);
 }
 

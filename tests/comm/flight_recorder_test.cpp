@@ -1,3 +1,5 @@
+// Not under the thread sanitizer: FlightRecorderFork
+
 // What the recorder keeps of calls, without a launcher: in memory of the process.
 
 #include "comm/os/flight_recorder.h"
@@ -27,6 +29,7 @@ using flight::Row;
 /// The living row of that name, of a rank of the job.
 const Row& row_of(std::string_view name, int owner) {
   const File& file = *flight::file_of_process();
+  const flight::SteadyRows steady;
   for (const Row& row : file.row)
     if (row.used == 1 && row.owner == owner && name == row.name) return row;
   fail(Errc::system, "no row of ", name);
