@@ -1,13 +1,10 @@
 #include "comm/flight_dump.h"
 
-#include <semaphore.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -15,18 +12,14 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "comm/api/pickle_writer.h"
 #include "comm/collective.h"
-#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/flight_entry.h"
 #include "comm/os/flight_recorder.h"
-#include "comm/os/helper_thread.h"
-#include "comm/os/process.h"
 
 namespace rz {
 
@@ -355,88 +348,12 @@ void dump(const File& file, const std::string& folder, const std::string& reason
     replace_file(concat(folder, "/flight_rank_", owner), folder, Dump(file, owner).write(reason));
 }
 
-// ---- when
-
-namespace {
-
-/// fork_generation() + 1 of the process that has written its failure.
-constinit std::atomic<std::uint64_t> failure_written{0};
-
-constinit std::atomic<bool> dumps_on_signal{false}, stops{false};
-sem_t requested;
-struct sigaction before_dumps;
-std::thread* dumper = nullptr;
-
-void handle_signal(int) { DumpOnSignal::request(); }
-
-void write_requested(const std::string& folder) noexcept {
-  for (;;) {
-    while (::sem_wait(&requested) != 0) {
-    }
-    if (stops.load()) return;
-    try {
-      dump_flight(folder, "SIGUSR1");
-    } catch (const std::exception&) {  // the next request tries again
-    }
-  }
-}
-
-}  // namespace
-
-void dump_failure(std::string_view reason) noexcept try {
-  const std::string& folder = environment().flight;
-  const std::uint64_t now = fork_generation() + 1;
-  if (!folder.empty() && failure_written.exchange(now) != now) dump_flight(folder, std::string(reason));
-} catch (const std::exception&) {
-}
-
-DumpOnSignal::DumpOnSignal() {
-  const std::string& folder = environment().flight;
-  if (folder.empty()) return;
-  try {
-    make_folder(folder);
-    replace_file(folder + "/.flight.probe", folder, "");
-    std::remove((folder + "/.flight.probe").c_str());
-  } catch (const Error& e) {
-    fail(Errc::config, "RZ_FLIGHT: ", e.what());
-  }
-  struct sigaction own {};
-  ::sigaction(SIGUSR1, nullptr, &before_dumps);
-  ::sem_init(&requested, 0, 0);
-  stops.store(false);
-  dumper = new std::thread(helper_thread([folder] {
-    name_this_thread("rz-flight");
-    write_requested(folder);
-  }));
-  active_ = true;
-  dumps_on_signal.store(true);
-  if ((before_dumps.sa_flags & SA_SIGINFO) || before_dumps.sa_handler != SIG_DFL) return;
-  own.sa_handler = handle_signal;
-  own.sa_flags = SA_RESTART;
-  ::sigaction(SIGUSR1, &own, nullptr);
-}
-
-DumpOnSignal::~DumpOnSignal() {
-  if (!active_) return;
-  ::sigaction(SIGUSR1, &before_dumps, nullptr);
-  dumps_on_signal.store(false);
-  stops.store(true);
-  ::sem_post(&requested);
-  dumper->join();
-  delete std::exchange(dumper, nullptr);
-}
-
-void DumpOnSignal::request() noexcept {
-  const int saved = errno;
-  if (dumps_on_signal.load(relaxed)) ::sem_post(&requested);
-  errno = saved;
-}
-
 }  // namespace flight
 
 void dump_flight(const std::string& folder, const std::string& reason) {
   const flight::File* const file = flight::file_of_process();
   require(file != nullptr, Errc::system, "there is no memory for the flight recorder");
+  const flight::SteadyRows steady;
   flight::dump(*file, folder, reason);
 }
 

@@ -53,7 +53,7 @@ struct Mapping {
   std::atomic<std::uint64_t> generation{0};  // fork_generation() + 1 of the process; 0: not mapped
 };
 constinit Mapping mapping;
-constinit ProcessMutex mapping_mutex;
+constinit ProcessMutex mapping_mutex, rows_mutex;
 
 File* map_file_of_launcher() {
   const int fd = descriptor();
@@ -142,6 +142,9 @@ Row* take_row(File& file, std::string_view name, int rank, int size, Recorder::E
 
 const File* file_of_process() noexcept { return mapped_file(); }
 
+SteadyRows::SteadyRows() noexcept { rows_mutex.lock(); }
+SteadyRows::~SteadyRows() { rows_mutex.unlock(); }
+
 UniqueFd make_file() noexcept {
   UniqueFd fd(::memfd_create("ringzero-flight", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   struct {
@@ -163,6 +166,7 @@ Members::~Members() { members_of_thread = before_; }
 
 Recorder::Recorder(std::string_view name, int rank, int size, Ends ends) {
   File* const file = mapped_file();
+  const std::lock_guard lock(rows_mutex);
   row_ = file ? take_row(*file, name, rank, size, ends) : nullptr;
   if (row_)
     sites_ = file->site;
@@ -173,6 +177,7 @@ Recorder::Recorder(std::string_view name, int rank, int size, Ends ends) {
 /// A row that fork() has copied belongs to the parent.
 Recorder::~Recorder() {
   const File* const file = mapped_file();
+  const std::lock_guard lock(rows_mutex);
   if (!own_ && file && file->site == sites_) row_->used.store(0, relaxed);
 }
 

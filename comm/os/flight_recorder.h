@@ -93,6 +93,14 @@ UniqueFd make_file() noexcept;
 /// The file of this process; null if there is no memory for it. A child of fork() has one of its own.
 const File* file_of_process() noexcept;
 
+/// While it exists, no row of the file of this process is taken or freed.
+class SteadyRows {
+ public:
+  SteadyRows() noexcept;
+  ~SteadyRows();
+  SteadyRows(const SteadyRows&) = delete;
+};
+
 // ---- writing
 
 /// Identifies the ranks of the groups that this thread connects, while it exists: members[r] is the rank of

@@ -1,3 +1,6 @@
+// Runs: alone
+// Not under the thread sanitizer: FlightRecorderFork FlightRecorderOfALauncher
+
 // What the recorder keeps of calls, without a launcher: in memory of the process.
 
 #include "comm/os/flight_recorder.h"
@@ -5,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <span>
 #include <string>
@@ -27,6 +31,7 @@ using flight::Row;
 /// The living row of that name, of a rank of the job.
 const Row& row_of(std::string_view name, int owner) {
   const File& file = *flight::file_of_process();
+  const flight::SteadyRows steady;
   for (const Row& row : file.row)
     if (row.used == 1 && row.owner == owner && name == row.name) return row;
   fail(Errc::system, "no row of ", name);
@@ -45,6 +50,26 @@ CommOptions named(const char* name, const char* transport = "auto") {
   options.name = name;
   options.transport = transport;
   return options;
+}
+
+/// The first test of the file, since a process maps its file once.
+TEST(FlightRecorderOfALauncher, BelongsToTheProcessAndNotToItsChildren) {
+  const UniqueFd fd = flight::make_file();
+  ::setenv("RZ_FLIGHT_FD", concat(fd.get()).c_str(), 1);
+  auto comm = Communicator::connect(0, 1, nullptr, named("parent"));
+  EXPECT_EQ(test::in_forked_child([] {
+              auto own = Communicator::connect(0, 1, nullptr, named("child"));
+              own.barrier().wait();
+              return row_of("child", 0).collective.begun == 1;
+            }),
+            0);
+  comm.barrier().wait();
+  const auto file = flight::read_file(fd.get());
+  ASSERT_NE(file, nullptr);
+  EXPECT_STREQ(file->row[0].name, "parent");
+  EXPECT_EQ(file->row[0].collective.begun, 1u);
+  EXPECT_STREQ(file->row[1].name, "") << "the child had a row";
+  ::unsetenv("RZ_FLIGHT_FD");
 }
 
 class FlightRecorder : public testing::TestWithParam<const char*> {};
@@ -111,6 +136,10 @@ TEST(FlightRecorderSites, CallsOfAGroupHaveTheirOwnAndMessagesToo) {
   const Row& row = row_of("group", 0);
   EXPECT_EQ(file_and_line(row, 0), concat("flight_recorder_test.cpp:", line - 1));
   EXPECT_EQ(file_and_line(row, 1), concat("flight_recorder_test.cpp:", line));
+  std::vector<float> a(4), b(4);
+  comm.group().all_reduce(a).all_reduce(b).launch().wait();  // coalesced: one call
+  EXPECT_EQ(row.collective.begun, 3u);
+  EXPECT_EQ(file_and_line(row, 2), concat("flight_recorder_test.cpp:", line + 7));
   comm.group().send(x, 0).recv(y, 0).launch().wait();
   EXPECT_EQ(row.message.begun, 2u);
   EXPECT_EQ(flight::entry_of(row.message.call[1])->call.kind, Collective::recv);

@@ -23,6 +23,7 @@ std::set<std::string> lines_of(int rank, const std::function<void()>& body) {
   std::set<std::string> found;
   const auto each = [&](const auto& use) {
     const flight::File& file = *flight::file_of_process();
+    const flight::SteadyRows steady;
     for (const flight::Row& row : file.row)
       if (row.used == 1 && row.owner == rank)
         for (const flight::Call& c : row.collective.call)
