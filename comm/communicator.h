@@ -205,8 +205,9 @@ class Communicator {
   std::string reason_against_copies_in_graphs() const;
   /// Waits for all work in `stream`, including graph runs. Call it before the communicator ends, which must
   /// not happen while a graph of it runs. Throws the group's failure after the stream has drained, or one
-  /// second later. After twice the operation timeout it aborts the group with Errc::timeout, which names the
-  /// ranks that did not run their graphs if the backend can determine them.
+  /// second later; Errc::cancelled only if it has not drained by then. After twice the operation timeout it
+  /// aborts the group with Errc::timeout, which names the ranks that did not run their graphs if the backend
+  /// can determine them.
   void synchronize(const Stream&);
 
   /// Backend and transports, e.g. "native over shm+tcp"; with "auto" also the reason for the choice.

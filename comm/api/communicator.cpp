@@ -123,15 +123,15 @@ std::string Communicator::reason_against_copies_in_graphs() const {
 
 namespace {
 
-// On a failure, waits up to 1 s for the stream to drain before throwing: its work still uses memory of the
-// group, and the caller may destroy the communicator next.
+/// Throws the group's failure, up to 1 s later, once the stream has drained: its work still uses memory of
+/// the group, and the caller may destroy the communicator next. Work that has ended is not cancelled.
 void check_while_running(Backend& backend, const Event& end) {
   try {
     backend.check();
-  } catch (const Error&) {
+  } catch (const Error& e) {
     const Deadline deadline = Deadline::after(std::chrono::seconds(1));
     for (unsigned polls = 0; !end.done() && !deadline.expired(); ++polls) short_backoff.wait(polls);
-    throw;
+    if (e.code() != Errc::cancelled || !end.done()) throw;
   }
 }
 
@@ -153,7 +153,7 @@ void Communicator::synchronize(const Stream& stream) {
     }
     short_backoff.wait(polls);
   }
-  state_->backend->check();
+  check_while_running(*state_->backend, end);
 }
 
 std::string Communicator::describe() const { return state_->backend->describe(); }

@@ -83,7 +83,7 @@ struct Strategy::State {
   ParameterValues values;
   StepControl control;
   const Optimizer* announced = nullptr;  // by next_update()
-  std::int64_t begun = 0, ended = 0;     // updates that all ranks have decided on
+  std::int64_t begun = 0, ended = 0;     // updates that all ranks have decided on, without those of graphs
   bool weightless = false;               // an update of begin_backward(), whose losses have no weights
   std::int64_t passes_without_data = 0;  // of the update
 };
@@ -341,11 +341,12 @@ void Strategy::step(Optimizer& optimizer, const Stream& given) {
   const Stream& stream = s.runtime.stream_for(given);
   const StepControl::Decision decision = s.control.scale(s.updater.hash(optimizer), stream);
   if (decision.differs) s.fail_different(optimizer);
-  ++s.begun;
+  const bool counts = !stream.capturing();
+  s.begun += counts;
   s.update(optimizer, decision.scale, stream);
   s.updater.count_missed();
   s.passes.end_step();
-  ++s.ended;
+  s.ended += counts;
 }
 
 void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, const Stream& given) {
@@ -355,11 +356,12 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
   const Stream& stream = s.runtime.stream_for(given);
   const StepControl::Decision decision = s.control.decide(s.updater.hash(optimizer), stream);
   if (decision.differs) s.fail_different(optimizer);
-  ++s.begun;
+  const bool counts = !stream.capturing();
+  s.begun += counts;
   if (!decision.skip) s.update(optimizer, decision.scale, stream);
   if (!decision.skip && !decision.scale.device_outcome) s.updater.count_missed();
   s.passes.end_step();
-  ++s.ended;
+  s.ended += counts;
 }
 
 Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {

@@ -13,6 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto poll_interval = 50ms;         // of NCCL's errors while operations are in flight
+constexpr auto cancel_grace = 1s;            // of an operation in a cancelled group
 constexpr auto store_poll_delay = 1s;        // age of an operation from which the store is polled
 constexpr auto store_poll_interval = 200ms;  // of the store
 constexpr auto store_timeout = 1s;           // for one exchange with the store
@@ -238,7 +239,9 @@ std::optional<Watchdog::Termination> Watchdog::check_communicator(const NcclRequ
   try {
     host_->check();  // it finds ranks that have ended, or were stopped
   } catch (const Error& e) {
-    return Termination{{e.culprit(), e.code(), e.what()}, false};
+    // In a cancelled group it may be one that the others have completed.
+    if (e.code() != Errc::cancelled || Deadline::Clock::now() - front.submitted_at > cancel_grace)
+      return Termination{{e.culprit(), e.code(), e.what()}, false};
   }
   if (front.deadline.expired())
     return Termination{

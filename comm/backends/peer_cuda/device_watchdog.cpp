@@ -12,6 +12,12 @@ namespace rz {
 
 using namespace std::chrono_literals;
 
+namespace {
+
+constexpr auto cancel_grace = 1s;
+
+}  // namespace
+
 DeviceWatchdog::DeviceWatchdog(const std::shared_ptr<Backend>& host, peer::DeviceStatus& status,
                                const PeerCudaOptions& options)
     : options_(options),
@@ -98,7 +104,7 @@ void DeviceWatchdog::check_progress(int i, ChannelProgress& channel) {
     channel = {entered, Clock::now()};
     return;
   }
-  check_host();
+  check_host(Clock::now() - channel.since);
   if (Clock::now() - channel.since >= options_.timeout && !load_acquire(status_.stop)) fail_timeout(i);
 }
 
@@ -139,12 +145,13 @@ Error DeviceWatchdog::timeout_error(int channel) const {
       culprit);
 }
 
-/// The host backend detects ranks that have died or aborted.
-void DeviceWatchdog::check_host() noexcept {
+/// The host backend detects ranks that have died, aborted or cancelled. `waited`: of the kernel that runs; in
+/// a cancelled group it may be one that the others have completed.
+void DeviceWatchdog::check_host(Clock::duration waited) noexcept {
   try {
     if (const auto host = host_.lock()) host->check();
   } catch (const Error& e) {
-    fail_with(e);
+    if (e.code() != Errc::cancelled || waited >= cancel_grace) fail_with(e);
   }
 }
 
@@ -161,7 +168,7 @@ void DeviceWatchdog::check_device_error() {
                  ", but rank ", culprit, " called ", to_string(status_.peer_call[0], status_.peer_call[1])),
           culprit));
     case peer::peer_aborted:
-      check_host();  // knows why
+      check_host(cancel_grace);  // it knows why
       return fail_with(Error(Errc::aborted, concat("rank ", culprit, " called abort()"), culprit));
     default:
       return fail_with(Error(Errc::peer_lost,

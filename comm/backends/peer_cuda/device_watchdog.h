@@ -62,7 +62,7 @@ class DeviceWatchdog {
   void report_long_wait(int channel, std::uint64_t call);
   std::string text_of(int channel, std::uint64_t call);
   Error timeout_error(int channel) const;
-  void check_host() noexcept;
+  void check_host(Clock::duration waited) noexcept;
   void check_device_error();
 
   const PeerCudaOptions options_;
