@@ -1,14 +1,37 @@
 #pragma once
 /// The line of a program that makes a call.
 
+#include <bit>
 #include <cstdint>
-#include <source_location>
 #include <string>
+#include <version>
+#ifdef __cpp_lib_source_location
+#include <source_location>
+#endif
 
 namespace rz {
 
-/// Last parameter of the functions that communicate: leave it out, and it is the caller's line.
-using CallSite = std::source_location;
+/// Last parameter of the functions that communicate: leave it out, and it is the caller's line. One register,
+/// as std::source_location, and of one type for all compilers: code of one without that (clang before 16) has
+/// no lines.
+class CallSite {
+ public:
+#ifdef __cpp_lib_source_location
+  static CallSite current(std::source_location here = std::source_location::current()) noexcept {
+    return std::bit_cast<CallSite>(here);
+  }
+#else
+  static CallSite current() noexcept { return {}; }
+#endif
+
+  /// 0 if it is not known.
+  std::uint32_t line() const noexcept;
+  const char* file_name() const noexcept;
+  const char* function_name() const noexcept;
+
+ private:
+  [[maybe_unused]] const void* where_ = nullptr;
+};
 
 /// " at train.cpp:88", without the file's folder; empty if there is no site.
 std::string at(const CallSite&);

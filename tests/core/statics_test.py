@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 # What a child cannot use anyway, of devices and MPI, and what blocks fork() in other threads.
-ALLOWED = r"ProgressDriver::of_process|MpiRuntime::instance|cublas|kernels::.*(library|card|workspace_bytes)\(|cuda::|__device_stub__"
+ALLOWED = r"(ProgressDriver|Heartbeats)::of_process|MpiRuntime::instance|cublas|kernels::.*(library|card|workspace_bytes)\(|cuda::|__device_stub__"
 
 symbols = subprocess.run(["readelf", "-sW", *sys.argv[1:]], capture_output=True, text=True, check=True).stdout
 guards = {fields[-1] for fields in map(str.split, symbols.splitlines())
