@@ -2,9 +2,13 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <string_view>
+#include <system_error>
 
 #include "comm/core/text.h"
 
@@ -85,13 +89,25 @@ std::string machine_id() {
   return concat(kernel_boot_id(), '/', host, '/', space);
 }
 
+namespace {
+
+/// The value of a field of /proc/PID/status.
+std::string status_of(const std::string& folder, std::string_view field) {
+  std::ifstream file(folder + "/status");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(field)) return line.substr(std::min(line.size(), field.size()));
+  return "";
+}
+
+}  // namespace
+
 ProcessState process_state(pid_t process) {
-  ProcessState state;
-  std::ifstream file("/proc/" + std::to_string(process) + "/status");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("State:\t") && line.size() > 7) state.code = line[7];
-    if (line.starts_with("TracerPid:\t")) state.traced = line.substr(11) != "0";
-  }
+  const std::string folder = "/proc/" + std::to_string(process);
+  const std::string code = status_of(folder, "State:	"), tracer = status_of(folder, "TracerPid:	");
+  ProcessState state{.code = code.empty() ? '?' : code[0], .traced = !tracer.empty() && tracer != "0"};
+  std::error_code ended;
+  for (const auto& thread : std::filesystem::directory_iterator(folder + "/task", ended))
+    state.ready |= status_of(thread.path().string(), "State:	").starts_with('R');
   return state;
 }
 

@@ -83,6 +83,7 @@ struct DeletedByCreator {
 struct ProcessState {
   char code = '?';  ///< 'R' runs, 'S' sleeps, 'D' waits in the kernel, 'T' was stopped, 'Z' has ended; '?'
   bool traced = false;  ///< by a debugger
+  bool ready = false;   ///< a thread runs, or would if it had a processor
 };
 ProcessState process_state(pid_t);
 

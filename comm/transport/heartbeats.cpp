@@ -40,7 +40,8 @@ void Heartbeats::run() {
   while (!stopping_) {
     const auto pause = period();
     const auto due = Clock::now() + pause;
-    changed_.wait_until(lock, due, [this] { return stopping_; });
+    changed_.wait_until(lock, due,
+                        [this, known = groups_.size()] { return stopping_ || groups_.size() != known; });
     const bool late = Clock::now() > due + pause;
     for (Group& group : groups_) {
       if (late) group.peers.clear(), group.unacknowledged.clear();

@@ -151,14 +151,14 @@ void ShmTransport::add_pulses(std::vector<Pulse>& pulses) const {
       pulses.push_back({peer->rank, peer->header()->beats.load(std::memory_order_relaxed), now, peer->pid});
 }
 
-/// A process that has ended is found by its socket.
+/// A process that has ended is found by its socket. One that is ready waits for a processor of a busy host.
 std::optional<Failure> ShmTransport::judge_silence(const Pulse& pulse,
                                                    std::chrono::duration<double> silence) const {
   const ProcessState state = process_state(pulse.process);
-  if (state.traced || state.code == 'Z' || state.code == 'X') return std::nullopt;
+  if (state.traced || state.ready || state.code == 'Z' || state.code == 'X') return std::nullopt;
   const std::string reason = state.code == 'T' ? "was stopped by a signal (SIGSTOP, SIGTSTP)"
-                                                 : "does not run: its control group is frozen, or the kernel "
-                                                   "does not let it go on";
+                                               : "does not run: its control group is frozen, or the kernel "
+                                                 "does not let it go on";
   return Failure{pulse.rank, Errc::peer_lost,
                  concat("rank ", pulse.rank, " (process ", pulse.process, ") ", reason,
                         "; it has shown no sign of life for ", rounded(silence.count(), 2), " s")};
