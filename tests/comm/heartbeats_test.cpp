@@ -1,4 +1,5 @@
-// Runs: serial alone
+// Runs: ci serial alone
+// Not under sanitizers: HeartbeatOfRanksThatRun|ADebuggerAccuses|NothingIsDetected|AStoppedRankIsLost/(tcp|mixed|apart)
 /// A rank that does not run is lost within the period of detection, and one that runs never is.
 
 #include "comm/transport/heartbeats.h"
