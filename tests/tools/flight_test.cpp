@@ -82,6 +82,60 @@ int call_all(Communicator& comm, std::vector<float>& x, std::vector<float>& y) {
   return line;
 }
 
+struct Expected {
+  const char *name, *in, *out;
+};
+
+/// Entries of call_all() and of the barrier after it.
+constexpr Expected expected_entries[] = {{"all_reduce", "4", "4"},
+                                         {"_reduce_scatter_base", "4", "2"},
+                                         {"_all_gather_base", "2", "4"},
+                                         {"broadcast", "4", "4"},
+                                         {"reduce", "4", "4"},
+                                         {"gather", "2", "4"},
+                                         {"scatter", "4", "2"},
+                                         {"all_to_all", "4", "4"},
+                                         {"all_reduce_barrier", "1", "1"},
+                                         {"all_reduce_barrier", "1", "1"}};
+
+void expect_fields_of_the_file(const Pickle& p) {
+  const auto value = [&](PickleId dict, const char* key) { return shown(p, *p.find(dict, key)); };
+  EXPECT_EQ(value(p.root, "version"), "'2.10'");
+  EXPECT_EQ(value(p.root, "pg_config"), "{'world': {'name': 'world', 'desc': 'world', 'ranks': '[0, 1]'}}");
+  EXPECT_EQ(value(p.root, "pg_status"),
+            "{'world': {'last_enqueued_collective': 9, 'last_started_collective': 9, "
+            "'last_completed_collective': 9}}");
+  EXPECT_EQ(value(p.root, "earlier"), "[]");
+  const PickleId own = *p.find(p.root, "ringzero");
+  EXPECT_EQ(value(own, "reason"), "'why'");
+  EXPECT_EQ(value(own, "rank"), "0");
+}
+
+/// Entry i of the file, which `function` made in `line`, unless that is 0.
+void expect_entry(const Pickle& p, PickleId e, std::size_t i, const char* function, int line) {
+  const auto value = [&](PickleId dict, const char* key) { return shown(p, *p.find(dict, key)); };
+  EXPECT_EQ(value(e, "profiling_name"), concat("'nccl:", expected_entries[i].name, "'"));
+  EXPECT_EQ(value(e, "input_sizes"), concat("[[", expected_entries[i].in, "]]"));
+  EXPECT_EQ(value(e, "output_sizes"), concat("[[", expected_entries[i].out, "]]"));
+  for (const char* types : {"input_dtypes", "output_dtypes"}) EXPECT_EQ(value(e, types), "['Float']");
+  EXPECT_EQ(value(e, "process_group"), "['world', 'world']");
+  EXPECT_EQ(value(e, "collective_seq_id"), concat(i));
+  EXPECT_EQ(value(e, "op_id"), concat(i));
+  EXPECT_EQ(value(e, "state"), "'completed'");
+  EXPECT_EQ(value(e, "retired"), "True");
+  EXPECT_EQ(value(e, "is_p2p"), "False");
+  for (const char* zero : {"p2p_seq_id", "pg_id", "time_created_ns", "timeout_ms"})
+    EXPECT_EQ(value(e, zero), "0");
+  for (const char* none : {"time_discovered_started_ns", "time_discovered_completed_ns"})
+    EXPECT_EQ(value(e, none), "None");
+  const PickleId frame = p.get<PickleList>(*p.find(e, "frames"))->items[0];
+  if (line) {
+    EXPECT_EQ(value(frame, "line"), concat(line));
+  }
+  EXPECT_TRUE(value(frame, "filename").ends_with("tests/tools/flight_test.cpp'"));
+  EXPECT_NE(value(frame, "name").find(function), std::string::npos);
+}
+
 TEST(FlightFile, HasEveryFieldOfTorchsFormat) {
   Folder folder;
   test::run_ranks(2, [&](int rank, auto store) {
@@ -96,53 +150,13 @@ TEST(FlightFile, HasEveryFieldOfTorchsFormat) {
     comm.barrier().wait();
     if (rank == 1) return;
     const Pickle p = read(folder / "flight_rank_0");
-    const auto value = [&](PickleId dict, const char* key) { return shown(p, *p.find(dict, key)); };
-    EXPECT_EQ(value(p.root, "version"), "'2.10'");
-    EXPECT_EQ(value(p.root, "pg_config"), "{'world': {'name': 'world', 'desc': 'world', 'ranks': '[0, 1]'}}");
-    EXPECT_EQ(value(p.root, "pg_status"),
-              "{'world': {'last_enqueued_collective': 9, 'last_started_collective': 9, "
-              "'last_completed_collective': 9}}");
-    EXPECT_EQ(value(p.root, "earlier"), "[]");
-    const PickleId own = *p.find(p.root, "ringzero");
-    EXPECT_EQ(value(own, "reason"), "'why'");
-    EXPECT_EQ(value(own, "rank"), "0");
+    expect_fields_of_the_file(p);
     const auto& entries = p.get<PickleList>(*p.find(p.root, "entries"))->items;
-    ASSERT_EQ(entries.size(), 10u);
-    const struct {
-      const char *name, *in, *out;
-    } expected[] = {{"all_reduce", "4", "4"},
-                    {"_reduce_scatter_base", "4", "2"},
-                    {"_all_gather_base", "2", "4"},
-                    {"broadcast", "4", "4"},
-                    {"reduce", "4", "4"},
-                    {"gather", "2", "4"},
-                    {"scatter", "4", "2"},
-                    {"all_to_all", "4", "4"},
-                    {"all_reduce_barrier", "1", "1"},
-                    {"all_reduce_barrier", "1", "1"}};
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      const PickleId e = entries[i];
-      EXPECT_EQ(value(e, "profiling_name"), concat("'nccl:", expected[i].name, "'"));
-      EXPECT_EQ(value(e, "input_sizes"), concat("[[", expected[i].in, "]]"));
-      EXPECT_EQ(value(e, "output_sizes"), concat("[[", expected[i].out, "]]"));
-      for (const char* types : {"input_dtypes", "output_dtypes"}) EXPECT_EQ(value(e, types), "['Float']");
-      EXPECT_EQ(value(e, "process_group"), "['world', 'world']");
-      EXPECT_EQ(value(e, "collective_seq_id"), concat(i));
-      EXPECT_EQ(value(e, "op_id"), concat(i));
-      EXPECT_EQ(value(e, "state"), "'completed'");
-      EXPECT_EQ(value(e, "retired"), "True");
-      EXPECT_EQ(value(e, "is_p2p"), "False");
-      for (const char* zero : {"p2p_seq_id", "pg_id", "time_created_ns", "timeout_ms"})
-        EXPECT_EQ(value(e, zero), "0");
-      for (const char* none : {"time_discovered_started_ns", "time_discovered_completed_ns"})
-        EXPECT_EQ(value(e, none), "None");
-      const PickleId frame = p.get<PickleList>(*p.find(e, "frames"))->items[0];
-      if (i < 9) {
-        EXPECT_EQ(value(frame, "line"), concat(line + static_cast<int>(i)));
-      }
-      EXPECT_TRUE(value(frame, "filename").ends_with("tests/tools/flight_test.cpp'"));
-      EXPECT_NE(value(frame, "name").find(i < 9 ? "call_all" : "FlightFile"), std::string::npos);
-    }
+    ASSERT_EQ(entries.size(), std::size(expected_entries));
+    for (std::size_t i = 0; i < 9; ++i)
+      expect_entry(p, entries[i], i, "call_all", line + static_cast<int>(i));
+    expect_entry(p, entries[9], 9, "FlightFile", 0);
+    const auto value = [&](PickleId dict, const char* key) { return shown(p, *p.find(dict, key)); };
     EXPECT_EQ(value(entries[0], "ringzero"),
               "{'call': 'all_reduce', 'op': 'max', 'dtype': 'f32', 'root': -1, "
               "'in_count': 4, 'out_count': 4}");
