@@ -1,5 +1,6 @@
 // Runs: ci serial alone
-// Not under sanitizers: HeartbeatOfRanksThatRun|ADebuggerAccuses|NothingIsDetected|AStoppedRankIsLost/(tcp|mixed|apart)
+// Not under sanitizers: HeartbeatOfRanksThatRun ADebuggerAccuses NothingIsDetected
+// Not under sanitizers: AStoppedRankIsLost/(tcp|mixed|apart)
 /// A rank that does not run is lost within the period of detection, and one that runs never is.
 
 #include "comm/transport/heartbeats.h"
