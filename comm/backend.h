@@ -31,6 +31,7 @@ class Backend {
   /// Ends every operation in flight on all ranks with this error, which is Errc::cancelled, unless the group
   /// has failed: first those that a rank which calls it has completed end on the others, too. Returns once no
   /// operation of this rank uses memory of the caller. Throws Errc::peer_lost if that was the failure.
+  /// Unless overridden it aborts the group, and the operations end with Errc::aborted.
   virtual void cancel(const Error& cause) { abort(cause.what()); }
   /// After cancel(): throws Errc::peer_lost if a peer has ended without a goodbye since.
   virtual void check_peers() {}

@@ -38,7 +38,7 @@ class FailureState {
     failure_ = agree(failure);
     failed_.store(true, std::memory_order_release);
   }
-  /// Runs f while no failure is recorded.
+  /// Runs f while no other thread records a failure.
   template <class F>
   void exclude(const F& f) {
     const std::lock_guard lock(mutex_);

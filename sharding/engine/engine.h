@@ -92,11 +92,11 @@ class Engine {
   void backward(const nn::Loss&, CallSite = CallSite::current());
   /// Call after the backward() of each micro-batch. In the last one of an update it updates the parameters
   /// and returns true. Errc::unsynchronised inside NoSync, and after a backward() that failed. Errc::mismatch
-  /// on every rank, and the update is dropped, if learning rates or other options of the optimizer differ over
-  /// the ranks. Errc::diverged on every rank if a loss is not finite, if the gradients are not and the configuration does not skip such
-  /// updates, or if ringzero.max_skipped_updates were skipped in a row: the parameters are as before the
-  /// update, and the culprit is the rank whose loss is not finite, if it is one. An update for which no rank
-  /// has counted a term is skipped.
+  /// on every rank, and the update is dropped, if learning rates or other options of the optimizer differ
+  /// over the ranks. Errc::diverged on every rank if a loss is not finite, if the gradients are not and the
+  /// configuration does not skip such updates, or if ringzero.max_skipped_updates were skipped in a row: the
+  /// parameters are as before the update, and the culprit is the rank whose loss is not finite, if it is one.
+  /// An update for which no rank has counted a term is skipped.
   bool step(CallSite = CallSite::current());
   /// One update: takes each micro-batch from `batches.next()` right before forward(tape, batch), which
   /// returns its loss, an nn::Loss or any scalar as a Var, and does what backward() and step() do. On a

@@ -137,9 +137,8 @@ int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& 
 /// torch.multiprocessing.spawn: nothing that `main` computes comes back; it writes files, or prints.
 ///
 /// When a rank fails, the others are ended: SIGTERM, 5 s later SIGKILL. Then the first failure is thrown:
-/// its code, and "rank 2: MESSAGE", or the signal that killed the rank; culprit() is the rank, or the
-/// one that its error names. The ranks end
-/// when this process does.
+/// its code, and "rank 2: MESSAGE", or the signal that killed the rank; culprit() is the rank, or the one
+/// that its error names. The ranks end when this process does.
 ///
 /// fork() copies the calling thread only, and no CUDA context: call it before other threads run and before
 /// CUDA is used. Do not use communicators of this process in `main`.

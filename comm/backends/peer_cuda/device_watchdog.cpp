@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto cancel_grace = 1s;
+constexpr auto cancel_grace = 1s;  // of an operation in a cancelled group
 
 }  // namespace
 
